@@ -1,0 +1,7 @@
+#![doc = include_str!("../README.md")]
+
+pub mod bytes;
+pub mod driver;
+pub mod sys;
+
+pub use bytes::Bytes;

@@ -1,0 +1,2 @@
+//! Linux calls behind safe functions. Nothing here knows of devices.
+pub mod limits;
