@@ -1,7 +1,29 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod bytes;
+pub mod backing;
+mod budget;
+mod buffer;
+mod bytes;
+mod card;
+mod device;
 pub mod driver;
+mod error;
+mod pool;
+mod quiesce;
+mod range;
+mod stats;
 pub mod sys;
+pub mod verdict;
 
+pub use backing::{Backing, Fallback, FallbackContiguous, Mode, Shrunk};
+pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
+pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Member};
 pub use bytes::Bytes;
+pub use device::{Device, DeviceOptions};
+pub use error::{Error, OutOfMemory, Result, Shortage};
+pub use pool::{Chunk, ChunkPool, Sizing, Trimmed};
+pub use quiesce::{Event, Idle, Quiesce};
+pub use range::{MappedChunk, ReservedRange};
+pub use stats::{Snapshot, Stats};
+pub use verdict::{BackingRequest, Granularity, Reason, Report, Verdict};

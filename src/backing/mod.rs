@@ -1,0 +1,168 @@
+//! What lies under a buffer: chunks in a span, or one contiguous block.
+
+mod contiguous;
+mod segmented;
+
+use core::fmt;
+
+pub use contiguous::{Fallback, FallbackContiguous};
+pub use segmented::Segmented;
+
+use crate::bytes::Bytes;
+use crate::error::Result;
+use crate::pool::Sizing;
+use crate::range::MappedChunk;
+
+/// Whether a buffer lives in a span or in one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Chunks under a reserved span: grows and shrinks in place, the address never moves.
+    Virtual,
+    /// One contiguous block: the fallback.
+    Contiguous,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Virtual => "virtual",
+            Self::Contiguous => "contiguous",
+        })
+    }
+}
+
+/// Memory that backs one buffer. All sizes are in bytes from the beginning.
+///
+/// A [`Verdict`](crate::Verdict) opens the right one; the crate's two are the only ones, since buffers hand out slices
+/// on the strength of them.
+pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
+    /// Which kind it is.
+    fn mode(&self) -> Mode;
+
+    /// The device address of the beginning; zero while a block that may move was not allocated yet.
+    fn base(&self) -> u64;
+
+    /// How much is there now.
+    fn committed(&self) -> u64;
+
+    /// How much there can be.
+    fn reserved(&self) -> u64;
+
+    /// How often the address has changed.
+    fn moves(&self) -> u64;
+
+    /// The sizing rule in force; none for a block.
+    fn sizing(&self) -> Option<Sizing>;
+
+    /// The mapped chunks in order of address; none for a block.
+    fn chunks(&self) -> Vec<MappedChunk>;
+
+    /// Makes sure that at least `bytes` are there. What it did can be undone until it is [settled](Self::settle).
+    ///
+    /// # Errors
+    /// Then nothing has changed.
+    fn grow(&mut self, bytes: u64) -> Result<Growth>;
+
+    /// Makes a growth final.
+    fn settle(&mut self, growth: Growth);
+
+    /// Takes a growth back, the latest first. Nobody may have been told of the memory.
+    ///
+    /// # Errors
+    /// When the driver keeps some of it; it is then given up at close.
+    fn undo(&mut self, growth: Growth) -> Result<()>;
+
+    /// How much [`shrink`](Self::shrink) to `bytes` would take away; nothing has to be waited for if it is zero.
+    fn would_release(&self, bytes: u64) -> u64;
+
+    /// Gives up whole chunks above `bytes`.
+    ///
+    /// # Safety
+    /// No work on the device and no reference of the host touches memory from `bytes` on.
+    ///
+    /// # Errors
+    /// Then nothing has changed, or, with [`Error::Rollback`](crate::Error::Rollback),
+    /// [`committed`](Self::committed) has fallen.
+    unsafe fn shrink(&mut self, bytes: u64) -> Result<Shrunk>;
+
+    /// Gives up all above `bytes` rounded up to the granularity, by copying what lives in the chunk astride the end.
+    ///
+    /// # Safety
+    /// No work on the device and no reference of the host touches the memory at all.
+    ///
+    /// # Errors
+    /// As for [`shrink`](Self::shrink).
+    unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk>;
+
+    /// Gives everything back. Nothing is there afterwards. `idle` says that no work on the device can touch it;
+    /// without that nothing is taken away from under it.
+    ///
+    /// # Errors
+    /// What could not be given back.
+    fn close(&mut self, idle: bool) -> Result<()>;
+}
+
+pub(crate) mod sealed {
+    /// Only the crate's own types.
+    pub trait Sealed {}
+    impl Sealed for super::Segmented {}
+    impl Sealed for super::FallbackContiguous {}
+}
+
+/// What a [`Backing::grow`] did.
+#[derive(Debug)]
+#[must_use = "a growth is settled or undone"]
+pub struct Growth {
+    /// Committed before.
+    from: u64,
+    /// For each new chunk, whether it was made for this.
+    fresh: Vec<bool>,
+    /// The block that was left, `(address, bytes)`.
+    old_block: Option<(u64, u64)>,
+}
+
+impl Growth {
+    const fn nothing(from: u64) -> Self {
+        Self { from, fresh: Vec::new(), old_block: None }
+    }
+
+    /// Whether anything new was committed.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.fresh.is_empty() && self.old_block.is_none()
+    }
+}
+
+/// What a shrink did.
+///
+/// ```
+/// use growspan::{Device, GrowableBuffer, Quiesce};
+///
+/// # fn main() -> growspan::Result<()> {
+/// let mut buffer = GrowableBuffer::<u8>::builder(&Device::host()?).max_len(1 << 30).build()?;
+/// buffer.grow_to(5 << 20)?;
+/// let shrunk = buffer.shrink_to(3 << 20, Quiesce::Device)?;
+/// assert_eq!(shrunk.to_string(), "2 MiB given up, 4 MiB stay");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shrunk {
+    /// What left the buffer: to the pool, or to the driver where the pool is full.
+    pub released: Bytes,
+    /// What stays committed.
+    pub committed: Bytes,
+    /// Why more than asked for stays, where it does.
+    pub why: Option<String>,
+}
+
+impl fmt::Display for Shrunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} given up, {} stay", self.released, self.committed)?;
+        match &self.why {
+            Some(why) => write!(f, ": {why}"),
+            None => Ok(()),
+        }
+    }
+}

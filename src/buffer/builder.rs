@@ -1,0 +1,101 @@
+//! How a buffer is built.
+
+use core::marker::PhantomData;
+
+use super::GrowableBuffer;
+use crate::backing::Fallback;
+use crate::bytes::Bytes;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::pool::{ChunkPool, Sizing};
+use crate::verdict::BackingRequest;
+
+/// Builds a [`GrowableBuffer`]. Only the maximum length must be given.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct BufferBuilder<T> {
+    device: Device,
+    max_len: usize,
+    sizing: Option<Sizing>,
+    fallback: Fallback,
+    pool: Option<ChunkPool>,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> BufferBuilder<T> {
+    pub(super) fn new(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            max_len: 0,
+            sizing: None,
+            fallback: Fallback::default(),
+            pool: None,
+            _elements: PhantomData,
+        }
+    }
+
+    /// The most elements it will hold. In virtual mode this many addresses are reserved, which cost nothing.
+    pub const fn max_len(mut self, elements: usize) -> Self {
+        self.max_len = elements;
+        self
+    }
+
+    /// How its chunks are sized, instead of the device's default.
+    pub const fn sizing(mut self, sizing: Sizing) -> Self {
+        self.sizing = Some(sizing);
+        self
+    }
+
+    /// What to do where virtual memory is off.
+    pub const fn fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// Where its chunks come from and go to, instead of the device's pool.
+    pub fn pool(mut self, pool: &ChunkPool) -> Self {
+        self.pool = Some(pool.clone());
+        self
+    }
+
+    /// Reserves the span (or allocates the block, as the fallback says). The length is zero.
+    ///
+    /// # Errors
+    /// * [`Error::ZeroLength`], [`Error::ZeroSizedType`], [`Error::Alignment`], [`Error::ElementTooLarge`],
+    ///   [`Error::Overflow`], [`Error::ChunkSize`]: what was asked for cannot be;
+    /// * [`Error::OtherDevice`]: the pool belongs to another device;
+    /// * [`Error::Reserve`]: so many addresses cannot be had;
+    /// * [`Error::Refused`], [`Error::OutOfMemory`]: virtual memory is off, and the fallback refuses or finds no room.
+    pub fn build(self) -> Result<GrowableBuffer<T>> {
+        let type_name = core::any::type_name::<T>;
+        let size = size_of::<T>() as u64;
+        if self.max_len == 0 {
+            return Err(Error::ZeroLength { what: "a maximum length" });
+        }
+        if size == 0 {
+            return Err(Error::ZeroSizedType { type_name: type_name() });
+        }
+        let overflow = || Error::Overflow { what: "a buffer", count: self.max_len as u64, size };
+        let bytes = (self.max_len as u64).checked_mul(size).filter(|bytes| i64::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or_else(overflow)?;
+        let verdict = self.device.verdict();
+        let granularity = verdict.granularity();
+        let align = align_of::<T>() as u64;
+        if align > granularity.get() {
+            return Err(Error::Alignment { type_name: type_name(), align: Bytes::new(align), granularity });
+        }
+        if size > granularity.get() {
+            return Err(Error::ElementTooLarge { type_name: type_name(), size: Bytes::new(size), granularity });
+        }
+        let pool = self.pool.as_ref().unwrap_or(self.device.pool());
+        if !std::sync::Arc::ptr_eq(pool.card(), self.device.card()) {
+            let (theirs, ours) = (pool.card().id(), self.device.info().id());
+            return Err(Error::OtherDevice { what: "a pool", theirs, ours });
+        }
+        let mut request = BackingRequest::new(pool, Bytes::new(bytes), Bytes::new(align));
+        request.sizing = self.sizing.unwrap_or(self.device.default_sizing());
+        request.fallback = self.fallback;
+        let backing = verdict.open(&request)?;
+        Ok(GrowableBuffer::over(&self.device, backing, self.max_len))
+    }
+}

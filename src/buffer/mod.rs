@@ -1,0 +1,411 @@
+//! Arrays that grow and shrink in place.
+
+mod builder;
+mod content;
+mod set;
+
+use core::fmt;
+use core::marker::PhantomData;
+
+pub use builder::BufferBuilder;
+pub use set::{BufferSet, Member};
+
+use crate::backing::{Backing, Growth, Mode, Shrunk};
+use crate::bytes::Bytes;
+use crate::device::Device;
+use crate::driver::RawStream;
+use crate::error::{Error, Result};
+use crate::quiesce::Quiesce;
+use crate::range::MappedChunk;
+use crate::stats::Stats;
+
+/// An array on a device that grows and shrinks in place.
+///
+/// It reserves addresses for `max_len` elements once. Growing maps chunks under them, shrinking unmaps them; the device
+/// pointer never changes, nothing is copied, and what is given up another buffer takes without a driver call. Where
+/// virtual memory is off ([`Device::verdict`] says why) it lives in one contiguous block instead, as its
+/// [`Fallback`](crate::Fallback) says.
+///
+/// The elements of a grown buffer hold whatever the memory held before; [`grow_zeroed`](Self::grow_zeroed) clears them.
+/// Elements are plain data: nothing is dropped when they go.
+///
+/// Every operation that fails leaves the buffer as it was.
+///
+/// ```
+/// use growspan::{Device, GrowableBuffer, Quiesce};
+///
+/// # fn main() -> growspan::Result<()> {
+/// let device = Device::host()?;
+/// let mut keys = GrowableBuffer::<f32>::builder(&device).max_len(1 << 30).build()?;
+/// let address = keys.device_ptr();
+///
+/// keys.append(&[1.0, 2.0, 3.0])?;
+/// keys.grow_to(1_000_000)?;
+/// assert_eq!(keys.device_ptr(), address);
+///
+/// let mut back = [0.0; 3];
+/// keys.copy_out(0, &mut back)?;
+/// assert_eq!(back, [1.0, 2.0, 3.0]);
+///
+/// keys.shrink_to(3, Quiesce::Device)?;
+/// keys.close()
+/// # }
+/// ```
+pub struct GrowableBuffer<T> {
+    backing: Box<dyn Backing>,
+    /// The backing's address and size in elements, kept here so that growing inside committed memory is a compare and
+    /// a store.
+    base: u64,
+    capacity: usize,
+    len: usize,
+    max_len: usize,
+    grows: u64,
+    shrinks: u64,
+    /// Closed or leaked: nothing is left to give back.
+    done: bool,
+    host_visible: bool,
+    device: Device,
+    _elements: PhantomData<T>,
+}
+
+/// What is left of a buffer that was [leaked](GrowableBuffer::leak).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leaked {
+    /// The device address, valid for the rest of the process.
+    pub device_ptr: u64,
+    /// The length, in elements.
+    pub len: usize,
+    /// The elements there is memory for.
+    pub capacity: usize,
+}
+
+impl<T> GrowableBuffer<T> {
+    /// Starts to build a buffer on a device.
+    pub fn builder(device: &Device) -> BufferBuilder<T> {
+        BufferBuilder::new(device)
+    }
+
+    fn over(device: &Device, backing: Box<dyn Backing>, max_len: usize) -> Self {
+        let mut this = Self {
+            backing,
+            base: 0,
+            capacity: 0,
+            len: 0,
+            max_len,
+            grows: 0,
+            shrinks: 0,
+            done: false,
+            host_visible: device.info().host_visible,
+            device: device.clone(),
+            _elements: PhantomData,
+        };
+        let room = this.backing.reserved() / size_of::<T>() as u64;
+        this.max_len = max_len.min(usize::try_from(room).unwrap_or(usize::MAX));
+        this.refresh();
+        this
+    }
+
+    /// Follows the backing after it changed.
+    fn refresh(&mut self) {
+        self.base = self.backing.base();
+        let elements = self.backing.committed() / size_of::<T>() as u64;
+        self.capacity = usize::try_from(elements).unwrap_or(usize::MAX).min(self.max_len);
+        self.len = self.len.min(self.capacity);
+    }
+
+    /// The device address of the first element, the same for the buffer's whole life unless the fallback lets it
+    /// move. On the host it is an ordinary address. Zero while a block that may move was not allocated yet.
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.base
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many elements there is memory for. Growing up to here costs nothing.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The most elements there can be. In contiguous mode this may be less than was asked for, as the fallback says.
+    #[must_use]
+    pub fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    /// What has memory under it.
+    #[must_use]
+    pub fn committed(&self) -> Bytes {
+        Bytes::new(self.backing.committed())
+    }
+
+    /// Whether it lives in a span or in a block.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.backing.mode()
+    }
+
+    /// How often the address has changed: always zero in virtual mode. Whoever keeps the address compares.
+    #[must_use]
+    pub fn moves(&self) -> u64 {
+        self.backing.moves()
+    }
+
+    /// The device it lives on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The mapped chunks in order of address, for those who register memory chunk by chunk; none in contiguous mode.
+    #[must_use]
+    pub fn chunks(&self) -> Vec<MappedChunk> {
+        self.backing.chunks()
+    }
+
+    /// What the buffer has and did.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats {
+            mode: self.mode(),
+            sizing: self.backing.sizing(),
+            bytes_in_use: Bytes::new(self.bytes_of(self.len)),
+            bytes_committed: self.committed(),
+            bytes_reserved: Bytes::new(self.backing.reserved()),
+            chunks: self.backing.chunks().len(),
+            grows: self.grows,
+            shrinks: self.shrinks,
+            moves: self.moves(),
+        }
+    }
+
+    /// The size of so many elements, which are at most `max_len`, whose size was checked at build time.
+    fn bytes_of(&self, elements: usize) -> u64 {
+        elements as u64 * size_of::<T>() as u64
+    }
+
+    fn beyond(&self, asked: usize) -> Error {
+        Error::BeyondMax { asked, len: self.len, max_len: self.max_len }
+    }
+
+    /// Grows to `len` elements; does nothing if there are as many. Inside committed memory it is a compare and a
+    /// store.
+    ///
+    /// # Errors
+    /// [`Error::BeyondMax`]; [`Error::OutOfMemory`], [`Error::OutOfFiles`], [`Error::OutOfMaps`] with the figures; what
+    /// the driver says. The buffer is then as it was.
+    #[inline]
+    pub fn grow_to(&mut self, len: usize) -> Result<()> {
+        if len <= self.capacity {
+            self.len = self.len.max(len);
+            return Ok(());
+        }
+        self.grow_slow(len)
+    }
+
+    #[cold]
+    fn grow_slow(&mut self, len: usize) -> Result<()> {
+        let growth = self.begin_growth(len)?;
+        self.settle_growth(growth, len);
+        Ok(())
+    }
+
+    /// Grows by `more` elements.
+    ///
+    /// # Errors
+    /// As for [`grow_to`](Self::grow_to).
+    #[inline]
+    pub fn grow_by(&mut self, more: usize) -> Result<()> {
+        match self.len.checked_add(more) {
+            Some(len) => self.grow_to(len),
+            None => Err(self.beyond(usize::MAX)),
+        }
+    }
+
+    /// Grows to `len` elements and clears the new ones, all bytes zero, on the device's default stream or the one
+    /// given; without one it is done when this returns.
+    ///
+    /// # Errors
+    /// As for [`grow_to`](Self::grow_to).
+    pub fn grow_zeroed(&mut self, len: usize, stream: Option<RawStream>) -> Result<()>
+    where
+        T: bytemuck::Zeroable,
+    {
+        if len <= self.len {
+            return Ok(());
+        }
+        let growth = self.begin_growth(len)?;
+        let base = self.backing.base();
+        let (from, to) = (self.bytes_of(self.len), self.bytes_of(len));
+        // SAFETY: memory up to `len` elements is committed now, and the new elements are nobody's yet. On a stream the
+        // clearing is ordered before whatever else is queued there, and a shrink waits for it as for any work.
+        let cleared = unsafe { self.device.card().gate().fill(base + from, 0, to - from, stream) };
+        match cleared {
+            Ok(()) => {
+                self.settle_growth(growth, len);
+                Ok(())
+            }
+            Err(error) => {
+                self.undo_growth(growth)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Commits memory for `len` elements without changing the length or telling anybody.
+    fn begin_growth(&mut self, len: usize) -> Result<Growth> {
+        if len > self.max_len {
+            return Err(self.beyond(len));
+        }
+        let bytes = self.bytes_of(len);
+        let result = self.backing.grow(bytes);
+        if result.is_err() {
+            // A growth that could not be undone may have cost some of the span.
+            self.refresh();
+        }
+        result
+    }
+
+    fn settle_growth(&mut self, growth: Growth, len: usize) {
+        self.grows += u64::from(!growth.is_nothing());
+        self.backing.settle(growth);
+        self.refresh();
+        self.len = self.len.max(len);
+    }
+
+    fn undo_growth(&mut self, growth: Growth) -> Result<()> {
+        let result = self.backing.undo(growth);
+        self.refresh();
+        result
+    }
+
+    /// Shortens to `len` elements and keeps the memory; does nothing if there are not as many.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Shrinks to `len` elements and gives up the chunks that lie wholly above, to the pool or to the driver. The
+    /// chunk astride the new end stays. If chunks are given up, `quiesce` is waited for first.
+    ///
+    /// In contiguous mode only the length changes, and the result says so.
+    ///
+    /// ```
+    /// # use growspan::{Device, GrowableBuffer, Quiesce};
+    /// # fn main() -> growspan::Result<()> {
+    /// # let mut buffer = GrowableBuffer::<u8>::builder(&Device::host()?).max_len(1 << 30).build()?;
+    /// buffer.grow_to(100 << 20)?;
+    /// let shrunk = buffer.shrink_to(0, Quiesce::Device)?;
+    /// assert_eq!(buffer.committed(), shrunk.committed);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ShrinkAboveLen`]; what the driver says. The buffer is then as it was, unless the error is
+    /// [`Error::Rollback`].
+    pub fn shrink_to(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
+        self.shrink_now(len, &quiesce)
+    }
+
+    fn shrink_now(&mut self, len: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
+        let bytes = self.check_shrink(len)?;
+        if self.backing.would_release(bytes) > 0 {
+            quiesce.wait(self.device.card())?;
+        }
+        // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
+        let result = unsafe { self.backing.shrink(bytes) };
+        self.after_shrink(len, result)
+    }
+
+    /// Shrinks to `len` elements and gives up everything above, rounded up to the granularity: what lives in the chunk
+    /// astride the new end is copied on the device into a chunk that fits, which is mapped at the same address.
+    ///
+    /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span), the result
+    /// says how much stays and why.
+    ///
+    /// # Errors
+    /// As for [`shrink_to`](Self::shrink_to).
+    pub fn shrink_exact(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
+        let bytes = self.check_shrink(len)?;
+        if self.backing.mode() == Mode::Virtual && self.backing.committed() > bytes {
+            quiesce.wait(self.device.card())?;
+        }
+        // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
+        let result = unsafe { self.backing.shrink_exact(bytes) };
+        self.after_shrink(len, result)
+    }
+
+    fn check_shrink(&self, len: usize) -> Result<u64> {
+        if len > self.len {
+            return Err(Error::ShrinkAboveLen { asked: len, len: self.len });
+        }
+        Ok(self.bytes_of(len))
+    }
+
+    fn after_shrink(&mut self, len: usize, result: Result<Shrunk>) -> Result<Shrunk> {
+        if let Ok(shrunk) = &result {
+            self.shrinks += u64::from(!shrunk.released.is_zero());
+            self.len = len;
+        }
+        self.refresh();
+        result
+    }
+
+    /// Gives everything back: chunks to the pool, the span to the driver. Waits for the whole device first.
+    ///
+    /// # Errors
+    /// [`Error::NotReturned`] with what the driver kept. Dropping does the same and logs it.
+    pub fn close(mut self) -> Result<()> {
+        self.shut()
+    }
+
+    fn shut(&mut self) -> Result<()> {
+        if core::mem::replace(&mut self.done, true) {
+            return Ok(());
+        }
+        let idle = self.backing.committed() == 0 || self.device.card().quiet();
+        self.backing.close(idle)
+    }
+
+    /// Gives the memory away for the rest of the process: nothing is unmapped, at exit neither.
+    pub fn leak(mut self) -> Leaked {
+        self.done = true;
+        let leaked = Leaked { device_ptr: self.base, len: self.len, capacity: self.capacity };
+        core::mem::forget(self);
+        leaked
+    }
+}
+
+impl<T> Drop for GrowableBuffer<T> {
+    fn drop(&mut self) {
+        if let Err(error) = self.shut() {
+            tracing::warn!(device = %self.device.info().id(), %error, "a buffer was dropped and not all of it came back");
+        }
+    }
+}
+
+impl<T> fmt::Debug for GrowableBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrowableBuffer")
+            .field("elements", &core::any::type_name::<T>())
+            .field("device", &self.device.info().id())
+            .field("mode", &self.mode())
+            .field("device_ptr", &format_args!("{:#x}", self.base))
+            .field("len", &self.len)
+            .field("capacity", &self.capacity)
+            .field("max_len", &self.max_len)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,212 @@
+//! What all parts of one device share: the gate to its driver, the budgets it spends, and the accounts.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+
+use crate::budget::{MapBudget, OpenFileBudget};
+use crate::bytes::Bytes;
+use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, Gate};
+use crate::error::{Error, OutOfMemory, Result, Shortage};
+
+/// One device's shared state.
+#[derive(Debug)]
+pub(crate) struct Card {
+    gate: Gate,
+    files: Arc<OpenFileBudget>,
+    maps: Arc<MapBudget>,
+    accounts: Accounts,
+}
+
+/// Bytes by where they are. Every byte a driver gave out is in exactly one of `mapped`, `pooled`, `retiring`,
+/// `in_hand`, `stranded` and `contiguous`.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    /// Addresses under spans.
+    pub(crate) reserved: Account,
+    /// Under spans.
+    pub(crate) mapped: Account,
+    /// Kept in pools.
+    pub(crate) pooled: Account,
+    /// Waiting to be unmapped.
+    pub(crate) retiring: Account,
+    /// In chunks that are on their way between the others.
+    pub(crate) in_hand: Account,
+    /// In chunks that the driver would neither unmap nor release.
+    pub(crate) stranded: Account,
+    /// In contiguous blocks.
+    pub(crate) contiguous: Account,
+    /// Chunks there are.
+    pub(crate) chunks: Account,
+    /// The most `mapped` and `contiguous` were at any time.
+    peak: AtomicU64,
+}
+
+/// One running total.
+#[derive(Debug, Default)]
+pub(crate) struct Account(AtomicU64);
+
+impl Account {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    pub(crate) fn sub(&self, n: u64) {
+        let before = self.0.fetch_sub(n, Relaxed);
+        debug_assert!(before >= n, "an account fell below zero");
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Moves `n` to another account.
+    pub(crate) fn move_to(&self, other: &Self, n: u64) {
+        self.sub(n);
+        other.add(n);
+    }
+}
+
+impl Accounts {
+    /// Notes that memory in use rose.
+    pub(crate) fn mark_peak(&self) {
+        self.peak.fetch_max(self.mapped.get() + self.contiguous.get(), Relaxed);
+    }
+
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+}
+
+impl Card {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
+        let gate = Gate::new(driver);
+        let (files, maps) = match gate.limits() {
+            Some(limits) => (Arc::new(OpenFileBudget::new(Arc::clone(&limits))), Arc::new(MapBudget::new(limits))),
+            None => (OpenFileBudget::process(), MapBudget::process()),
+        };
+        Arc::new(Self { gate, files, maps, accounts: Accounts::default() })
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    pub(crate) fn files(&self) -> &Arc<OpenFileBudget> {
+        &self.files
+    }
+
+    pub(crate) fn maps(&self) -> &Arc<MapBudget> {
+        &self.maps
+    }
+
+    /// Waits until the device is idle, so that memory can be taken away. False if that cannot be known.
+    pub(crate) fn quiet(&self) -> bool {
+        match twice(|| self.gate.synchronize()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(device = %self.id(), %error, "the device could not be waited for");
+                is_gone(&error)
+            }
+        }
+    }
+
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    pub(crate) fn id(&self) -> String {
+        self.gate.info().id()
+    }
+
+    /// An error of a call that asked for `asked` bytes of memory, with the figures that explain it. Open files are
+    /// looked at before a shortage of memory is believed.
+    pub(crate) fn explain(&self, asked: u64, error: DriverError) -> Error {
+        match error.kind() {
+            DriverErrorKind::OutOfFiles => Error::OutOfFiles(self.file_shortage()),
+            DriverErrorKind::OutOfMaps => {
+                let usage = self.maps.usage();
+                Error::OutOfMaps(Shortage {
+                    needed: usage.ours + usage.others + 1,
+                    limit: usage.limit,
+                    hard: usage.hard,
+                })
+            }
+            DriverErrorKind::OutOfMemory => {
+                let files = self.files_are_short();
+                if files {
+                    return Error::OutOfFiles(self.file_shortage());
+                }
+                let memory = self.gate.memory().ok();
+                let accounts = &self.accounts;
+                Error::OutOfMemory(Box::new(OutOfMemory {
+                    asked: Bytes::new(asked),
+                    mapped: Bytes::new(accounts.mapped.get() + accounts.contiguous.get()),
+                    pooled: Bytes::new(accounts.pooled.get()),
+                    retiring: Bytes::new(accounts.retiring.get()),
+                    free: Bytes::new(memory.map_or(0, |memory| memory.free)),
+                    total: Bytes::new(memory.map_or(0, |memory| memory.total)),
+                    source: error,
+                }))
+            }
+            _ => error.into(),
+        }
+    }
+
+    fn file_shortage(&self) -> Shortage {
+        let usage = self.files.usage();
+        Shortage { needed: usage.ours + usage.headroom + 1, limit: usage.limit, hard: usage.hard }
+    }
+
+    /// Whether the process has in truth run out of open files, for drivers that spend them and call it something else.
+    fn files_are_short(&self) -> bool {
+        if self.gate.info().open_files_per_chunk == 0 {
+            return false;
+        }
+        let usage = self.files.usage();
+        usage.ours + usage.others >= usage.limit
+    }
+}
+
+/// Checks a block or span that a driver handed out: never null, always aligned.
+pub(crate) fn check_address(address: u64, bytes: u64, align: u64) -> Result<u64, NoAddress> {
+    match () {
+        () if address == 0 => Err(NoAddress::Null),
+        () if align > 1 && address % align != 0 => Err(NoAddress::Misaligned),
+        () if address.checked_add(bytes).is_none() => Err(NoAddress::Wraps),
+        () => Ok(address),
+    }
+}
+
+/// What was wrong with an address that a driver returned with success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoAddress {
+    Null,
+    Misaligned,
+    Wraps,
+}
+
+impl fmt::Display for NoAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Null => "the driver returned success and a null address",
+            Self::Misaligned => "the driver returned success and a misaligned address",
+            Self::Wraps => "the driver returned success and an address beyond the end of memory",
+        })
+    }
+}
+
+/// Whether an error of giving something back means that it is gone anyway: with its driver, its device, or because it
+/// was the parent's.
+pub(crate) fn is_gone(error: &DriverError) -> bool {
+    matches!(error.kind(), DriverErrorKind::DeviceLost | DriverErrorKind::ShutDown | DriverErrorKind::Forked)
+}
+
+/// Tries what gives something back a second time if it fails: a refusal for a passing reason (work that other threads
+/// queue just now) would otherwise cost the memory for good.
+pub(crate) fn twice(mut give_back: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
+    match give_back() {
+        Err(error) if !is_gone(&error) => give_back(),
+        result => result,
+    }
+}

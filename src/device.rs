@@ -1,0 +1,360 @@
+//! A device: a driver, its verdict, its pool.
+
+use core::fmt;
+use core::time::Duration;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::bytes::Bytes;
+use crate::card::Card;
+use crate::driver::host::{HostDriver, HostOptions};
+use crate::driver::{CheckForm, ChunkProps, Driver, DriverInfo, MemoryInfo};
+use crate::error::{Error, Result};
+use crate::pool::{ChunkPool, Sizing};
+use crate::quiesce::Event;
+use crate::range::ReservedRange;
+use crate::stats::Snapshot;
+use crate::verdict::{self, CheckOptions, Granularity, Verdict};
+
+/// The share of a device's memory that its pool keeps unless told otherwise.
+const KEEP_SHARE: u64 = 4;
+
+/// A device. Cheap to clone; all clones are the same device, with one verdict and one pool.
+///
+/// ```
+/// use growspan::{Device, GrowableBuffer};
+///
+/// # fn main() -> growspan::Result<()> {
+/// let device = Device::named("auto")?;
+/// println!("{}", device.verdict().report());
+/// let buffer = GrowableBuffer::<f32>::builder(&device).max_len(1 << 30).build()?;
+/// # drop(buffer);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    card: Arc<Card>,
+    pool: ChunkPool,
+    verdict: OnceLock<Box<dyn Verdict>>,
+    options: DeviceOptions,
+}
+
+impl Device {
+    /// Real host memory, with default options. One device per process.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if the machine's memory cannot be read.
+    pub fn host() -> Result<Self> {
+        static HOST: Mutex<Option<Device>> = Mutex::new(None);
+        let mut host = HOST.lock();
+        match &*host {
+            // A forked child opens one of its own.
+            Some(device) if !device.inner.card.gate().is_forked() => Ok(device.clone()),
+            _ => {
+                let device = DeviceOptions::new().host(HostOptions::default())?;
+                *host = Some(device.clone());
+                Ok(device)
+            }
+        }
+    }
+
+    /// The CUDA device with this ordinal.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with the reason.
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), why: "this version has no CUDA driver".to_owned() })
+    }
+
+    /// The HIP device with this ordinal.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with the reason.
+    pub fn hip(ordinal: u32) -> Result<Self> {
+        Err(Error::NoDevice { asked: format!("hip:{ordinal}"), why: "this version has no HIP driver".to_owned() })
+    }
+
+    /// The first CUDA device there is, else the first HIP device, else host memory.
+    ///
+    /// # Errors
+    /// That of [`host`](Self::host).
+    pub fn best() -> Result<Self> {
+        Self::cuda(0).or_else(|_| Self::hip(0)).or_else(|_| Self::host())
+    }
+
+    /// Every device of every backend. A backend without one is there as the error that says why.
+    #[must_use]
+    pub fn all() -> Vec<Result<Self>> {
+        vec![Self::host(), Self::cuda(0), Self::hip(0)]
+    }
+
+    /// The device of that name: `auto`, `host`, `cuda:N`, `hip:N`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`] for any other name; [`Error::NoDevice`] if there is none.
+    pub fn named(name: &str) -> Result<Self> {
+        let unknown = || Error::UnknownDevice {
+            asked: name.to_owned(),
+            known: "auto, host, cuda:N and hip:N, with N from 0".to_owned(),
+        };
+        let (backend, ordinal) = match name.split_once(':') {
+            Some((backend, ordinal)) => (backend, Some(ordinal.parse().map_err(|_| unknown())?)),
+            None => (name, None),
+        };
+        match (backend, ordinal) {
+            ("auto", None) => Self::best(),
+            ("host", None) => Self::host(),
+            ("cuda", Some(ordinal)) => Self::cuda(ordinal),
+            ("hip", Some(ordinal)) => Self::hip(ordinal),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// A device over a driver, with default options.
+    ///
+    /// # Errors
+    /// When the driver does not tell its memory.
+    pub fn from_driver(driver: Arc<dyn Driver>) -> Result<Self> {
+        DeviceOptions::new().open(driver)
+    }
+
+    /// What is known of the device.
+    #[must_use]
+    pub fn info(&self) -> &DriverInfo {
+        self.inner.card.gate().info()
+    }
+
+    /// The verdict, decided at the first call and kept.
+    #[must_use]
+    pub fn verdict(&self) -> &dyn Verdict {
+        let inner = &*self.inner;
+        &**inner.verdict.get_or_init(|| {
+            let check = inner.options.check_options(inner.card.gate().info());
+            if inner.options.contiguous {
+                verdict::asked(&inner.card, check)
+            } else {
+                verdict::decide(&inner.card, check)
+            }
+        })
+    }
+
+    /// The pool that buffers of this device share.
+    #[must_use]
+    pub fn pool(&self) -> &ChunkPool {
+        &self.inner.pool
+    }
+
+    /// A pool of its own: for chunks with other properties, or that must not mix with others. It keeps at most `keep`.
+    #[must_use]
+    pub fn new_pool(&self, props: ChunkProps, keep: Bytes) -> ChunkPool {
+        ChunkPool::new(&self.inner.card, props, keep.get())
+    }
+
+    /// Reserves a span of at least `bytes`, for containers that place chunks themselves.
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`], [`Error::Overflow`], [`Error::Reserve`]; [`Error::Refused`] where virtual memory is off.
+    pub fn reserve(&self, bytes: Bytes) -> Result<ReservedRange> {
+        if bytes.is_zero() {
+            return Err(Error::ZeroLength { what: "a span" });
+        }
+        let verdict = self.verdict();
+        if let Some(reason) = verdict.reason() {
+            return Err(Error::Refused { device: self.info().id(), reason: reason.clone() });
+        }
+        let granularity = verdict.granularity();
+        let span =
+            bytes.round_up(granularity).ok_or(Error::Overflow { what: "a span", count: bytes.get(), size: 1 })?;
+        ReservedRange::reserve(&self.inner.card, span.get(), granularity.get())
+    }
+
+    /// Free and total memory, as the driver says.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory(&self) -> Result<MemoryInfo> {
+        Ok(self.inner.card.gate().memory()?)
+    }
+
+    /// What the device holds now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::take(&self.inner.card)
+    }
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn event(&self) -> Result<Event> {
+        Event::create(&self.inner.card)
+    }
+
+    /// Waits until all work of the device is over.
+    ///
+    /// # Errors
+    /// What the driver says; an error of earlier work may surface here.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.inner.card.gate().synchronize()?)
+    }
+
+    pub(crate) fn card(&self) -> &Arc<Card> {
+        &self.inner.card
+    }
+
+    pub(crate) fn default_sizing(&self) -> Sizing {
+        self.inner.options.sizing
+    }
+
+    /// Whether two are the same device.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("info", self.info())
+            .field("verdict", &self.inner.verdict.get().map(|verdict| verdict.mode()))
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a device is opened.
+///
+/// ```
+/// use growspan::driver::host::HostOptions;
+/// use growspan::{Bytes, DeviceOptions, Mode};
+///
+/// # fn main() -> growspan::Result<()> {
+/// // A gibibyte of host memory plays the card.
+/// let device = DeviceOptions::new().host(HostOptions::default().with_capacity(Bytes::gib(1)))?;
+/// assert_eq!(device.memory()?.total, 1 << 30);
+/// assert_eq!(device.verdict().mode(), Mode::Virtual);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct DeviceOptions {
+    check: Option<CheckForm>,
+    granularity: Granularity,
+    sizing: Sizing,
+    arena: Option<Bytes>,
+    span: Bytes,
+    patience: Duration,
+    contiguous: bool,
+    pool_keep: Option<Bytes>,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl DeviceOptions {
+    /// The defaults: the check as the driver wants it, the ladder, a quarter of the device's memory kept in the pool.
+    pub const fn new() -> Self {
+        Self {
+            check: None,
+            granularity: Granularity::Trusted,
+            sizing: Sizing::Ladder,
+            arena: None,
+            span: Bytes::gib(64),
+            patience: Duration::from_secs(10),
+            contiguous: false,
+            pool_keep: None,
+        }
+    }
+
+    /// How thorough the check is, instead of what the driver wants.
+    pub const fn check(mut self, form: CheckForm) -> Self {
+        self.check = Some(form);
+        self
+    }
+
+    /// Whether the driver's word on granularity decides.
+    pub const fn granularity(mut self, granularity: Granularity) -> Self {
+        self.granularity = granularity;
+        self
+    }
+
+    /// How buffers size their chunks unless they say otherwise. The check makes sure that the open files suffice.
+    pub const fn sizing(mut self, sizing: Sizing) -> Self {
+        self.sizing = sizing;
+        self
+    }
+
+    /// How much memory buffers may hold together; the check makes sure that the open files suffice for that. All of
+    /// the device's unless set.
+    pub const fn arena(mut self, bytes: Bytes) -> Self {
+        self.arena = Some(bytes);
+        self
+    }
+
+    /// The largest span the check tries to reserve (64 GiB unless set; smaller ones are tried down from there).
+    pub const fn span(mut self, bytes: Bytes) -> Self {
+        self.span = bytes;
+        self
+    }
+
+    /// How long the check may take before the driver counts as hanging (10 s unless set).
+    pub const fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Virtual memory off, without a check: for comparison.
+    pub const fn contiguous(mut self, contiguous: bool) -> Self {
+        self.contiguous = contiguous;
+        self
+    }
+
+    /// The most the device's pool keeps. A quarter of the device's memory unless set.
+    pub const fn pool_keep(mut self, bytes: Bytes) -> Self {
+        self.pool_keep = Some(bytes);
+        self
+    }
+
+    /// Opens real host memory. Each call makes a device of its own.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if the options do not fit the machine.
+    pub fn host(self, options: HostOptions) -> Result<Device> {
+        self.open(Arc::new(HostDriver::open(options)?))
+    }
+
+    /// Opens a device over a driver.
+    ///
+    /// # Errors
+    /// When the driver does not tell its memory and no pool limit is set.
+    pub fn open(self, driver: Arc<dyn Driver>) -> Result<Device> {
+        let card = Card::new(driver);
+        let keep = match self.pool_keep {
+            Some(keep) => keep.get(),
+            None => card.gate().memory()?.total / KEEP_SHARE,
+        };
+        let pool = ChunkPool::new(&card, ChunkProps::PLAIN, keep);
+        Ok(Device { inner: Arc::new(Inner { card, pool, verdict: OnceLock::new(), options: self }) })
+    }
+
+    fn check_options(&self, info: &DriverInfo) -> CheckOptions {
+        CheckOptions {
+            form: self.check.unwrap_or(info.check),
+            granularity: self.granularity,
+            sizing: self.sizing,
+            arena: self.arena,
+            span: self.span,
+            patience: self.patience,
+        }
+    }
+}

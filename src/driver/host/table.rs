@@ -1,0 +1,258 @@
+//! What the host driver has given out, and whether a call about it keeps to the rules.
+//!
+//! Nothing here makes a system call: the table says what may be done, the driver does it with the table unlocked and
+//! tells the outcome. In between a mapping is *busy*, and every other call about it is refused.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use crate::driver::RawHandle;
+
+/// The bytes taken of a capacity.
+#[derive(Debug)]
+pub(super) struct Account {
+    capacity: u64,
+    taken: AtomicU64,
+}
+
+impl Account {
+    pub(super) fn new(capacity: u64) -> Arc<Self> {
+        Arc::new(Self { capacity, taken: AtomicU64::new(0) })
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(super) fn free(&self) -> u64 {
+        self.capacity - self.taken.load(Relaxed)
+    }
+
+    /// Takes `bytes`, or says how many are free.
+    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Memory, u64> {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.capacity);
+        match self.taken.fetch_update(Relaxed, Relaxed, more) {
+            Ok(_) => Ok(Memory { bytes, account: Some(Arc::clone(self)) }),
+            Err(taken) => Err(self.capacity - taken),
+        }
+    }
+}
+
+/// Memory that is taken; dropping it gives it back to its account. Handles and mappings share one, so that it returns
+/// with the last of them.
+#[derive(Debug)]
+pub(super) struct Memory {
+    bytes: u64,
+    /// `None` for memory of another driver, which counts there.
+    account: Option<Arc<Account>>,
+}
+
+impl Memory {
+    pub(super) fn of_others(bytes: u64) -> Self {
+        Self { bytes, account: None }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.taken.fetch_sub(self.bytes, Relaxed);
+        }
+    }
+}
+
+/// What a handle stands for. The file comes first, to be closed before its memory counts as returned.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) file: File,
+    pub(super) memory: Arc<Memory>,
+}
+
+/// Device and inode number: what a file is, whatever descriptor it is reached by.
+pub(super) type FileId = (u64, u64);
+
+#[derive(Debug)]
+struct Mapping {
+    bytes: u64,
+    busy: bool,
+    memory: Arc<Memory>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    granularity: u64,
+    /// The last number given to a handle. Numbers are not used twice, so an old one is always found out.
+    last_handle: u64,
+    handles: HashMap<u64, Arc<Chunk>>,
+    spans: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    blocks: HashMap<u64, (u64, Memory)>,
+    exported: Vec<(FileId, Weak<Memory>)>,
+}
+
+/// A rule that was broken, with figures.
+type Checked<T> = Result<T, String>;
+
+impl Table {
+    pub(super) fn new(granularity: u64) -> Self {
+        Self { granularity, ..Self::default() }
+    }
+
+    /// Whether nothing is given out.
+    pub(super) fn is_empty(&self) -> bool {
+        self.handles.is_empty() && self.spans.is_empty() && self.mappings.is_empty() && self.blocks.is_empty()
+    }
+
+    /// The numbers of spans, handles, mappings and blocks.
+    pub(super) fn counts(&self) -> [usize; 4] {
+        [self.spans.len(), self.handles.len(), self.mappings.len(), self.blocks.len()]
+    }
+
+    // Spans.
+
+    pub(super) fn add_span(&mut self, addr: u64, bytes: u64) {
+        self.spans.insert(addr, bytes);
+    }
+
+    /// Takes a span out. Before it is unmapped, since another thread may be given the same addresses right after.
+    pub(super) fn remove_span(&mut self, addr: u64, bytes: u64) -> Checked<()> {
+        match self.spans.get(&addr) {
+            Some(&actual) if actual == bytes => {}
+            Some(&actual) => return Err(format!("the span at {addr:#x} has {actual} bytes, not {bytes}")),
+            None => return Err(format!("no span starts at {addr:#x}")),
+        }
+        if let Some((at, mapping)) = self.mappings.range(addr..addr + bytes).next() {
+            return Err(format!("{} bytes are mapped at {at:#x} in the span at {addr:#x}", mapping.bytes));
+        }
+        self.spans.remove(&addr);
+        Ok(())
+    }
+
+    // Handles.
+
+    pub(super) fn add_handle(&mut self, chunk: Chunk) -> RawHandle {
+        self.last_handle += 1;
+        self.handles.insert(self.last_handle, Arc::new(chunk));
+        RawHandle(self.last_handle)
+    }
+
+    pub(super) fn handle(&self, handle: RawHandle) -> Checked<Arc<Chunk>> {
+        self.handles.get(&handle.0).map(Arc::clone).ok_or_else(|| self.no_handle(handle))
+    }
+
+    pub(super) fn remove_handle(&mut self, handle: RawHandle) -> Checked<Arc<Chunk>> {
+        self.handles.remove(&handle.0).ok_or_else(|| self.no_handle(handle))
+    }
+
+    fn no_handle(&self, RawHandle(number): RawHandle) -> String {
+        match number {
+            n if (1..=self.last_handle).contains(&n) => format!("handle {n} was released before"),
+            n => format!("there is no handle {n}"),
+        }
+    }
+
+    pub(super) fn note_export(&mut self, id: FileId, memory: &Arc<Memory>) {
+        self.exported.retain(|(other, memory)| *other != id && memory.strong_count() > 0);
+        self.exported.push((id, Arc::downgrade(memory)));
+    }
+
+    /// The memory of a file that this driver exported, if it is still alive.
+    pub(super) fn exported(&self, id: FileId) -> Option<Arc<Memory>> {
+        self.exported.iter().find(|(other, _)| *other == id)?.1.upgrade()
+    }
+
+    // Mappings.
+
+    /// Claims `[addr, addr + bytes)` for a mapping of `handle`, busy until [`settle`](Self::settle) or
+    /// [`forget`](Self::forget).
+    pub(super) fn begin_map(&mut self, addr: u64, bytes: u64, handle: RawHandle) -> Checked<Arc<Chunk>> {
+        let chunk = self.handle(handle)?;
+        let actual = chunk.memory.bytes;
+        if bytes != actual {
+            return Err(format!("handle {} has {actual} bytes, not {bytes}", handle.0));
+        }
+        if !addr.is_multiple_of(self.granularity) {
+            return Err(format!("{addr:#x} is no multiple of the granularity, {} bytes", self.granularity));
+        }
+        let end = addr.checked_add(bytes).ok_or_else(|| format!("{bytes} bytes at {addr:#x} go round the end"))?;
+        let span = self.spans.range(..=addr).next_back();
+        if span.is_none_or(|(start, size)| end > start + size) {
+            return Err(format!("[{addr:#x}, {end:#x}) does not lie in one span"));
+        }
+        // Mappings do not overlap, so the last one that starts before the end is the only one to look at.
+        if let Some((at, other)) = self.mappings.range(..end).next_back().filter(|(at, other)| *at + other.bytes > addr)
+        {
+            return Err(format!("[{addr:#x}, {end:#x}) meets the {} bytes mapped at {at:#x}", other.bytes));
+        }
+        self.mappings.insert(addr, Mapping { bytes, busy: true, memory: Arc::clone(&chunk.memory) });
+        Ok(chunk)
+    }
+
+    /// Claims the one mapping that is exactly `[addr, addr + bytes)`, busy until [`settle`](Self::settle) or
+    /// [`forget`](Self::forget).
+    pub(super) fn begin_unmap(&mut self, addr: u64, bytes: u64) -> Checked<()> {
+        match self.mappings.get(&addr) {
+            Some(mapping) if mapping.bytes != bytes => {
+                Err(format!("{} bytes are mapped at {addr:#x}, not {bytes}", mapping.bytes))
+            }
+            Some(_) => self.begin_access(addr, bytes),
+            None => Err(format!("nothing is mapped at {addr:#x}")),
+        }
+    }
+
+    /// Claims the mappings that `[addr, addr + bytes)` exactly consists of, busy until [`settle`](Self::settle).
+    pub(super) fn begin_access(&mut self, addr: u64, bytes: u64) -> Checked<()> {
+        let end = addr.checked_add(bytes).ok_or_else(|| format!("{bytes} bytes at {addr:#x} go round the end"))?;
+        let mut next = addr;
+        for (&at, mapping) in self.mappings.range(addr..end) {
+            if mapping.busy {
+                return Err(format!("another call about the {} bytes at {at:#x} is still running", mapping.bytes));
+            }
+            if at != next {
+                break;
+            }
+            next = at + mapping.bytes;
+        }
+        if next != end || bytes == 0 {
+            let mapped = next - addr;
+            return Err(format!("[{addr:#x}, {end:#x}) is not made of whole mappings, which go on for {mapped} bytes"));
+        }
+        self.mark(addr, bytes, true);
+        Ok(())
+    }
+
+    /// What was begun about these mappings is over, and they are there.
+    pub(super) fn settle(&mut self, addr: u64, bytes: u64) {
+        self.mark(addr, bytes, false);
+    }
+
+    /// What was begun about the mapping at `addr` is over, and it is gone. The memory is to be dropped with the table
+    /// unlocked.
+    pub(super) fn forget(&mut self, addr: u64) -> Option<Arc<Memory>> {
+        self.mappings.remove(&addr).map(|mapping| mapping.memory)
+    }
+
+    fn mark(&mut self, addr: u64, bytes: u64, busy: bool) {
+        self.mappings.range_mut(addr..addr + bytes).for_each(|(_, mapping)| mapping.busy = busy);
+    }
+
+    // Blocks.
+
+    pub(super) fn add_block(&mut self, addr: u64, bytes: u64, memory: Memory) {
+        self.blocks.insert(addr, (bytes, memory));
+    }
+
+    /// Takes a block out, for the same reason as [`remove_span`](Self::remove_span).
+    pub(super) fn remove_block(&mut self, addr: u64, bytes: u64) -> Checked<Memory> {
+        match self.blocks.remove(&addr) {
+            Some((actual, memory)) if actual == bytes => Ok(memory),
+            Some((actual, memory)) => {
+                self.blocks.insert(addr, (actual, memory));
+                Err(format!("the block at {addr:#x} has {actual} bytes, not {bytes}"))
+            }
+            None => Err(format!("no block starts at {addr:#x}")),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! What can go wrong, each with what was asked, what was there and what to do.
+
+use core::fmt;
+
+use crate::bytes::Bytes;
+use crate::driver::host::HostError;
+use crate::driver::{DriverError, DriverErrorKind};
+use crate::verdict::Reason;
+
+/// The crate's result.
+pub type Result<T, E = Error> = core::result::Result<T, E>;
+
+/// Why an operation failed. Unless a variant says otherwise, everything is as it was before the call.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A length of zero where at least one element is needed.
+    ZeroLength {
+        /// What was to be that long.
+        what: &'static str,
+    },
+    /// An element type without size.
+    ZeroSizedType {
+        /// The element type.
+        type_name: &'static str,
+    },
+    /// An element larger than the smallest chunk.
+    ElementTooLarge {
+        /// The element type.
+        type_name: &'static str,
+        /// Its size.
+        size: Bytes,
+        /// The device's granularity.
+        granularity: Bytes,
+    },
+    /// An element type aligned more strictly than spans are.
+    Alignment {
+        /// The element type.
+        type_name: &'static str,
+        /// Its alignment.
+        align: Bytes,
+        /// The device's granularity.
+        granularity: Bytes,
+    },
+    /// A size that does not fit in 64 bits.
+    Overflow {
+        /// What was computed.
+        what: &'static str,
+        /// How many elements or bytes were asked for.
+        count: u64,
+        /// Bytes per element.
+        size: u64,
+    },
+    /// A chunk size that the device cannot map.
+    ChunkSize {
+        /// The size asked for.
+        asked: Bytes,
+        /// The device's granularity.
+        granularity: Bytes,
+        /// The largest chunk that is sound on the device.
+        max: Bytes,
+    },
+    /// Addresses could not be reserved.
+    Reserve {
+        /// The size of the span.
+        asked: Bytes,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// Growing beyond the length given at build time.
+    BeyondMax {
+        /// The length asked for, in elements.
+        asked: usize,
+        /// The present length, in elements.
+        len: usize,
+        /// The largest length, in elements.
+        max_len: usize,
+    },
+    /// Shrinking to a length above the present one.
+    ShrinkAboveLen {
+        /// The length asked for, in elements.
+        asked: usize,
+        /// The present length, in elements.
+        len: usize,
+    },
+    /// A range outside the buffer's length.
+    OutOfBounds {
+        /// The operation.
+        what: &'static str,
+        /// The first element asked for.
+        start: usize,
+        /// How many elements were asked for.
+        count: usize,
+        /// The present length, in elements.
+        len: usize,
+    },
+    /// The device has no memory left, also after the pool was emptied.
+    OutOfMemory(Box<OutOfMemory>),
+    /// The process may not hold as many open files. Never reported as out of memory.
+    OutOfFiles(Shortage),
+    /// The process may not have as many memory map entries.
+    OutOfMaps(Shortage),
+    /// No device of that name.
+    UnknownDevice {
+        /// The name asked for.
+        asked: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The device is there in name only.
+    NoDevice {
+        /// The name asked for.
+        asked: String,
+        /// Why it cannot be opened.
+        why: String,
+    },
+    /// The host driver could not be opened.
+    Host(HostError),
+    /// Virtual memory is off on this device and the buffer's policy refuses to run without.
+    Refused {
+        /// The device.
+        device: String,
+        /// Why virtual memory is off.
+        reason: Reason,
+    },
+    /// A contiguous block is full and may not move.
+    FallbackFull {
+        /// The bytes asked for.
+        asked: Bytes,
+        /// The size of the block.
+        capacity: Bytes,
+    },
+    /// The host cannot touch this memory.
+    NotHostVisible {
+        /// The device.
+        device: String,
+    },
+    /// Two things of different devices were put together.
+    OtherDevice {
+        /// What was given.
+        what: &'static str,
+        /// Its device.
+        theirs: String,
+        /// The device it was given to.
+        ours: String,
+    },
+    /// A buffer of a set is longer than the set's rows.
+    OutOfStep {
+        /// The member's number in the set.
+        member: usize,
+        /// Its length, in elements.
+        len: usize,
+        /// The length the set asked of it, in elements.
+        asked: usize,
+    },
+    /// The span has a place that could not be unmapped earlier; nothing can be mapped from there on.
+    Blocked {
+        /// The bytes asked for.
+        asked: Bytes,
+        /// How far the span can be used.
+        usable: Bytes,
+    },
+    /// An operation failed and undoing it failed too. The buffer is usable, but its length may have fallen to what is
+    /// still mapped.
+    Rollback {
+        /// What failed first.
+        first: Box<Error>,
+        /// What failed while undoing it.
+        then: DriverError,
+    },
+    /// Memory that could not be given back on close.
+    NotReturned {
+        /// How much of it.
+        bytes: Bytes,
+        /// What the driver said first.
+        source: DriverError,
+    },
+    /// The device or its context is gone for good.
+    DeviceLost(DriverError),
+    /// A call from a forked child: device memory belongs to the parent.
+    Forked,
+    /// Any other error of the driver.
+    Driver(DriverError),
+}
+
+/// The figures of a device that ran out of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// The chunk or block that could not be had.
+    pub asked: Bytes,
+    /// Bytes mapped under spans of this device, by this process.
+    pub mapped: Bytes,
+    /// Bytes kept in the pool (zero after it was emptied for this request).
+    pub pooled: Bytes,
+    /// Bytes waiting to be unmapped.
+    pub retiring: Bytes,
+    /// What the driver says is free.
+    pub free: Bytes,
+    /// All the device has.
+    pub total: Bytes,
+    /// What the driver said.
+    pub source: DriverError,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked, mapped, pooled, retiring, free, total, source } = self;
+        write!(
+            f,
+            "out of memory: {asked} asked; mapped here {mapped}, pooled {pooled}, retiring {retiring}, free {free} of \
+             {total} ({source}). Shrink a buffer, or free memory that other programs hold, and try again"
+        )
+    }
+}
+
+/// A limit of the process that was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shortage {
+    /// How many the process would need, with what is kept for the application.
+    pub needed: u64,
+    /// The limit in force.
+    pub limit: u64,
+    /// How far the process may raise it itself.
+    pub hard: u64,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ZeroLength { what } => {
+                write!(f, "{what} of 0 elements was asked for; ask for at least one")
+            }
+            Self::ZeroSizedType { type_name } => {
+                write!(f, "elements of type {type_name} have no size; use a type of at least one byte")
+            }
+            Self::ElementTooLarge { type_name, size, granularity } => write!(
+                f,
+                "an element of type {type_name} has {size}, more than the smallest chunk of {granularity}; store it as \
+                 several elements"
+            ),
+            Self::Alignment { type_name, align, granularity } => write!(
+                f,
+                "type {type_name} asks for an alignment of {align}, and spans are aligned to {granularity}; lower the \
+                 type's alignment"
+            ),
+            Self::Overflow { what, count, size } => {
+                write!(f, "{what} of {count} elements of {size} bytes does not fit in 64 bits; ask for less")
+            }
+            Self::ChunkSize { asked, granularity, max } => write!(
+                f,
+                "chunks of {asked} were asked for, and this device maps multiples of {granularity} up to {max}; choose \
+                 such a size"
+            ),
+            Self::Reserve { asked, source } => write!(
+                f,
+                "a span of {asked} could not be reserved ({source}); lower the maximum length, or raise the limit on \
+                 address space (ulimit -v)"
+            ),
+            Self::BeyondMax { asked, len, max_len } => write!(
+                f,
+                "growing from {len} to {asked} elements was asked for, and the buffer was built for at most {max_len}; \
+                 build it with a larger max_len (addresses cost nothing)"
+            ),
+            Self::ShrinkAboveLen { asked, len } => {
+                write!(f, "shrinking to {asked} elements was asked for, and there are only {len}; use grow_to to grow")
+            }
+            Self::OutOfBounds { what, start, count, len } => {
+                write!(f, "{what} of {count} elements from {start} was asked for, and the length is {len}")
+            }
+            Self::OutOfMemory(figures) => figures.fmt(f),
+            Self::OutOfFiles(Shortage { needed, limit, hard }) => write!(
+                f,
+                "no open file left: {needed} needed, and the open-file limit is {limit} (hard {hard}); raise it \
+                 (ulimit -n), or use larger chunks"
+            ),
+            Self::OutOfMaps(Shortage { needed, limit, .. }) => write!(
+                f,
+                "no memory map entry left: {needed} needed, and vm.max_map_count is {limit}; raise it (sysctl), or use \
+                 larger chunks"
+            ),
+            Self::UnknownDevice { asked, known } => {
+                write!(f, "there is no device named {asked:?}; the names are {known}")
+            }
+            Self::NoDevice { asked, why } => write!(f, "device {asked} cannot be opened: {why}"),
+            Self::Host(error) => error.fmt(f),
+            Self::Refused { device, reason } => write!(
+                f,
+                "no virtual memory on {device}: {reason}; the buffer's policy refuses to run without, choose another \
+                 fallback policy to run in one allocation"
+            ),
+            Self::FallbackFull { asked, capacity } => write!(
+                f,
+                "{asked} asked for, and the one contiguous block of {capacity} may not move; build the buffer with a \
+                 larger capacity, or with the policy that lets it move"
+            ),
+            Self::NotHostVisible { device } => {
+                write!(f, "the host cannot touch memory of {device} directly; use copy_in and copy_out")
+            }
+            Self::OtherDevice { what, theirs, ours } => {
+                write!(f, "{what} belongs to {theirs}, and was used with {ours}; use one of the same device")
+            }
+            Self::OutOfStep { member, len, asked } => write!(
+                f,
+                "member {member} of the set has {len} elements already, more than the {asked} the set asks of it; \
+                 change the length of members through the set alone"
+            ),
+            Self::Blocked { asked, usable } => write!(
+                f,
+                "{asked} asked for, and only {usable} of the span can be used: a mapping beyond could not be taken away \
+                 earlier; build a new buffer"
+            ),
+            Self::Rollback { first, then } => write!(f, "{first}; and undoing it failed: {then}"),
+            Self::NotReturned { bytes, source } => write!(f, "{bytes} could not be given back to the driver: {source}"),
+            Self::DeviceLost(error) => write!(f, "the device was lost: {error}; restart the process"),
+            Self::Forked => f.write_str(
+                "called from a forked child process, where device memory belongs to the parent; open a device of its \
+                 own after exec",
+            ),
+            Self::Driver(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for Error {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Reserve { source, .. } | Self::NotReturned { source, .. } => Some(source),
+            Self::OutOfMemory(figures) => Some(&figures.source),
+            Self::Rollback { first, .. } => Some(first),
+            Self::DeviceLost(error) | Self::Driver(error) => Some(error),
+            Self::Host(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        match error.kind() {
+            DriverErrorKind::DeviceLost => Self::DeviceLost(error),
+            DriverErrorKind::Forked => Self::Forked,
+            _ => Self::Driver(error),
+        }
+    }
+}
+
+impl From<HostError> for Error {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}

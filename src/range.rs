@@ -1,0 +1,395 @@
+//! A span of addresses and the chunks mapped under it.
+
+use core::fmt;
+use std::sync::Arc;
+
+use crate::bytes::Bytes;
+use crate::card::{Card, check_address, is_gone, twice};
+use crate::driver::{Call, DriverError, DriverErrorKind, RawHandle};
+use crate::error::{Error, Result};
+use crate::pool::Chunk;
+
+/// A reserved range of device addresses, with chunks mapped under its beginning and nothing under the rest.
+///
+/// ```text
+/// base                            mapped                                    base + bytes
+///  | chunk | chunk |   chunk        |              nothing                        |
+/// ```
+///
+/// It is the mechanism below [`GrowableBuffer`](crate::GrowableBuffer), for containers that want to place chunks
+/// themselves. The base never changes. Chunks are appended and taken away at the end only, all or nothing.
+///
+/// ```
+/// use growspan::{Bytes, Device};
+///
+/// # fn main() -> growspan::Result<()> {
+/// let device = Device::host()?;
+/// let mut range = device.reserve(Bytes::gib(64))?;
+/// let chunk = device.pool().take(Bytes::mib(2))?;
+/// range.append(vec![chunk]).map_err(|(_, error)| error)?;
+/// assert_eq!(range.mapped(), Bytes::mib(2));
+/// // SAFETY: nothing uses the memory.
+/// let chunks = unsafe { range.take_from(Bytes::ZERO) }.map_err(|(_, error)| error)?;
+/// assert_eq!(chunks.len(), 1);
+/// range.close()
+/// # }
+/// ```
+pub struct ReservedRange {
+    card: Arc<Card>,
+    base: u64,
+    bytes: u64,
+    mapped: u64,
+    chunks: Vec<Chunk>,
+    /// Mappings that an undo could not take away, by offset. Beyond the first of them the span cannot be used.
+    stuck: Vec<(u64, Chunk)>,
+}
+
+/// One mapped chunk, for those who register memory chunk by chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MappedChunk {
+    /// Its device address.
+    pub address: u64,
+    /// Its size.
+    pub bytes: Bytes,
+    /// The driver's name for it.
+    pub handle: RawHandle,
+}
+
+impl ReservedRange {
+    /// Reserves `bytes` (a multiple of the granularity, not zero), aligned to `align`.
+    pub(crate) fn reserve(card: &Arc<Card>, bytes: u64, align: u64) -> Result<Self> {
+        let failed = |source| match Error::from(source) {
+            Error::Driver(source) => Error::Reserve { asked: Bytes::new(bytes), source },
+            other => other,
+        };
+        let base = card.gate().reserve(bytes, align).map_err(failed)?;
+        let base = check_address(base, bytes, align).map_err(|why| {
+            failed(DriverError::new(Call::Reserve, DriverErrorKind::OutOfAddresses).with_detail(why.to_string()))
+        })?;
+        card.accounts().reserved.add(bytes);
+        Ok(Self { card: Arc::clone(card), base, bytes, mapped: 0, chunks: Vec::new(), stuck: Vec::new() })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// The size of the span.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        Bytes::new(self.bytes)
+    }
+
+    /// How much of it, from the base on, has chunks under it.
+    #[must_use]
+    pub fn mapped(&self) -> Bytes {
+        Bytes::new(self.mapped)
+    }
+
+    /// The mapped chunks, in order of address.
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = MappedChunk> + '_ {
+        let mut address = self.base;
+        self.chunks.iter().map(move |chunk| {
+            let this = MappedChunk { address, bytes: chunk.bytes(), handle: chunk.handle() };
+            address += chunk.size();
+            this
+        })
+    }
+
+    /// How far the span can be used.
+    pub(crate) fn usable(&self) -> u64 {
+        self.stuck.iter().map(|(offset, _)| *offset).min().unwrap_or(self.bytes)
+    }
+
+    /// Maps chunks one after the other behind those already there and makes them accessible.
+    ///
+    /// # Errors
+    /// All chunks come back with the error, and nothing is mapped. [`Error::BeyondMax`] never; [`Error::Blocked`] if
+    /// they do not fit; [`Error::OtherDevice`]; [`Error::OutOfMaps`]; what the driver says.
+    pub fn append(&mut self, chunks: Vec<Chunk>) -> Result<(), (Vec<Chunk>, Error)> {
+        if let Some(other) = chunks.iter().find(|chunk| !Arc::ptr_eq(chunk.card(), &self.card)) {
+            let error = Error::OtherDevice { what: "a chunk", theirs: other.card().id(), ours: self.card.id() };
+            return Err((chunks, error));
+        }
+        let total = chunks.iter().try_fold(0_u64, |sum, chunk| sum.checked_add(chunk.size()));
+        let total = match total.filter(|total| *total <= self.usable() - self.mapped) {
+            Some(0) => return Ok(()),
+            Some(total) => total,
+            None => {
+                let usable = Bytes::new(self.usable());
+                return Err((chunks, Error::Blocked { asked: Bytes::new(total.unwrap_or(u64::MAX)), usable }));
+            }
+        };
+        let entries = self.map_entries(chunks.len());
+        if let Err(shortage) = self.card.maps().acquire(entries) {
+            return Err((chunks, Error::OutOfMaps(shortage)));
+        }
+        let start = self.base + self.mapped;
+        let mut address = start;
+        let mut done = 0;
+        let mut result = Ok(());
+        for chunk in &chunks {
+            // SAFETY: the place lies within our span, behind everything mapped there and before anything stuck, and
+            // the chunk, which we own and is mapped nowhere, is as large as said.
+            result = unsafe { self.card.gate().map(address, chunk.size(), chunk.handle()) };
+            if result.is_err() {
+                break;
+            }
+            address += chunk.size();
+            done += 1;
+        }
+        if result.is_ok() {
+            // SAFETY: the whole chunks just mapped cover exactly this.
+            result = unsafe { self.card.gate().set_access(start, total) };
+        }
+        if let Err(error) = result {
+            let (chunks, unmapped) = self.undo_append(start, chunks, done);
+            let error = self.card.explain(total, error);
+            return Err((
+                chunks,
+                match unmapped {
+                    Ok(()) => error,
+                    Err(then) => Error::Rollback { first: Box::new(error), then },
+                },
+            ));
+        }
+        let settle = self.card.gate().info().quirks.settle;
+        if !settle.is_zero() {
+            std::thread::sleep(settle);
+        }
+        let accounts = self.card.accounts();
+        accounts.in_hand.move_to(&accounts.mapped, total);
+        accounts.mark_peak();
+        self.mapped += total;
+        self.chunks.extend(chunks);
+        Ok(())
+    }
+
+    /// Takes the first `done` of `chunks`, mapped from `start` on, away again. What cannot be taken away gets stuck.
+    fn undo_append(
+        &mut self,
+        start: u64,
+        chunks: Vec<Chunk>,
+        done: usize,
+    ) -> (Vec<Chunk>, core::result::Result<(), DriverError>) {
+        self.card.maps().release(self.map_entries(chunks.len() - done));
+        let mut back = Vec::with_capacity(chunks.len());
+        let mut failed = Ok(());
+        let mut address = start;
+        for (n, chunk) in chunks.into_iter().enumerate() {
+            let size = chunk.size();
+            if n >= done {
+                back.push(chunk);
+                continue;
+            }
+            // SAFETY: this chunk was mapped exactly here a moment ago, and nobody was told of it yet.
+            match unsafe { self.card.gate().unmap(address, size) } {
+                Err(error) if !is_gone(&error) => {
+                    let accounts = self.card.accounts();
+                    accounts.in_hand.move_to(&accounts.stranded, size);
+                    self.stuck.push((address - self.base, chunk));
+                    failed = failed.and(Err(error));
+                }
+                _ => {
+                    self.card.maps().release(self.map_entries(1));
+                    back.push(chunk);
+                }
+            }
+            address += size;
+        }
+        (back, failed)
+    }
+
+    /// Unmaps all chunks that begin at or above `keep` bytes and hands them over, in order.
+    ///
+    /// # Safety
+    /// No work on the device, queued or running, and no reference of the host touches the memory from `keep` rounded
+    /// up to the end of its chunk.
+    ///
+    /// # Errors
+    /// If the driver will not unmap one of them, those above it are mapped again and everything is as before. If that
+    /// fails too ([`Error::Rollback`]), the chunks that could not be mapped again come back with the error and
+    /// [`mapped`](Self::mapped) has fallen accordingly.
+    pub unsafe fn take_from(&mut self, keep: Bytes) -> Result<Vec<Chunk>, (Vec<Chunk>, Error)> {
+        let mut taken = Vec::new();
+        while let Some(chunk) = self.chunks.last() {
+            let offset = self.mapped - chunk.size();
+            if offset < keep.get() {
+                break;
+            }
+            // SAFETY: the last chunk is mapped exactly there; the caller promises that nothing uses it.
+            if let Err(error) = unsafe { self.card.gate().unmap(self.base + offset, chunk.size()) } {
+                return Err(self.undo_take(taken, error));
+            }
+            self.account_unmapped(chunk.size());
+            self.mapped = offset;
+            taken.extend(self.chunks.pop());
+        }
+        taken.reverse();
+        Ok(taken)
+    }
+
+    fn account_unmapped(&self, bytes: u64) {
+        let accounts = self.card.accounts();
+        accounts.mapped.move_to(&accounts.in_hand, bytes);
+        self.card.maps().release(self.map_entries(1));
+    }
+
+    /// Maps chunks, taken from the end downwards, back where they were.
+    fn undo_take(&mut self, mut taken: Vec<Chunk>, first: DriverError) -> (Vec<Chunk>, Error) {
+        if is_gone(&first) {
+            taken.reverse();
+            return (taken, first.into());
+        }
+        while let Some(chunk) = taken.pop() {
+            if let Err((mut chunks, error)) = self.append(vec![chunk]) {
+                taken.append(&mut chunks);
+                taken.reverse();
+                let then = match error {
+                    Error::Driver(error) | Error::DeviceLost(error) => error,
+                    other => DriverError::new(Call::Map, DriverErrorKind::Other).with_detail(other.to_string()),
+                };
+                return (taken, Error::Rollback { first: Box::new(first.into()), then });
+            }
+        }
+        (taken, first.into())
+    }
+
+    /// Swaps the last chunk for `chunks`, which together are at most as large, at the same address. The old one comes
+    /// back.
+    ///
+    /// # Safety
+    /// As for [`take_from`](Self::take_from), from the last chunk's beginning on.
+    ///
+    /// # Errors
+    /// The new chunks come back with the error and the old one stays mapped. If mapping it again fails too
+    /// ([`Error::Rollback`]), the old one comes back with the others.
+    pub(crate) unsafe fn replace_last(&mut self, chunks: Vec<Chunk>) -> Result<Option<Chunk>, (Vec<Chunk>, Error)> {
+        let Some(last) = self.chunks.last() else { return Ok(None) };
+        let keep = Bytes::new(self.mapped - last.size());
+        // SAFETY: the caller promises that nothing uses the memory from there on.
+        let mut old = match unsafe { self.take_from(keep) } {
+            Ok(old) => old,
+            Err((mut back, error)) => {
+                back.extend(chunks);
+                return Err((back, error));
+            }
+        };
+        match self.append(chunks) {
+            Ok(()) => Ok(old.pop()),
+            Err((mut back, error)) => match self.append(old) {
+                Ok(()) => Err((back, error)),
+                Err((old, again)) => {
+                    back.extend(old);
+                    let then = DriverError::new(Call::Map, DriverErrorKind::Other).with_detail(again.to_string());
+                    Err((back, Error::Rollback { first: Box::new(error), then }))
+                }
+            },
+        }
+    }
+
+    /// Unmaps everything, releases the chunks and gives the span back.
+    ///
+    /// Nothing on the device or the host may use the memory any more: closing waits for the whole device first.
+    ///
+    /// # Errors
+    /// [`Error::NotReturned`] with the first error of the driver and what it kept. Dropping does the same and logs it.
+    pub fn close(mut self) -> Result<()> {
+        let idle = self.chunks.is_empty() || self.card.quiet();
+        self.tear_down(idle, |_| ())
+    }
+
+    /// Unmaps everything, gives the chunks to `put` and the span back, as far as the driver lets it. Afterwards the
+    /// range is empty and its span gone or given up.
+    ///
+    /// `idle` says that no work on the device can touch the memory. Without that nothing is unmapped: memory that is
+    /// lost to this process is the smaller harm.
+    pub(crate) fn tear_down(&mut self, idle: bool, mut put: impl FnMut(Chunk)) -> Result<()> {
+        let mut first = None;
+        let mut left = 0;
+        let mut gone = self.card.gate().is_forked() || self.card.gate().lost().is_some();
+        let accounts = self.card.accounts();
+        accounts.mapped.move_to(&accounts.in_hand, self.mapped);
+        let mut offset = self.mapped;
+        self.mapped = 0;
+        let mut placed = core::mem::take(&mut self.stuck);
+        for (_, chunk) in &placed {
+            accounts.stranded.move_to(&accounts.in_hand, chunk.size());
+        }
+        // From the end of the span downwards, the order in which memory is given up everywhere.
+        while let Some(chunk) = self.chunks.pop() {
+            offset -= chunk.size();
+            placed.push((offset, chunk));
+        }
+        for (offset, chunk) in placed {
+            let unmapped = match () {
+                () if gone => Ok(()),
+                () if !idle => Err(DriverError::new(Call::Synchronize, DriverErrorKind::Other)
+                    .with_detail("the device could not be waited for, so nothing was unmapped")),
+                // SAFETY: the chunk is mapped exactly there, and `idle` says that nothing uses it.
+                () => twice(|| unsafe { self.card.gate().unmap(self.base + offset, chunk.size()) }),
+            };
+            match unmapped {
+                Err(error) if !is_gone(&error) => {
+                    left += chunk.size();
+                    first.get_or_insert(error);
+                    chunk.strand();
+                    continue;
+                }
+                Err(_) => gone = true,
+                Ok(()) => {}
+            }
+            self.card.maps().release(self.map_entries(1));
+            if gone { chunk.abandon() } else { put(chunk) }
+        }
+        if self.bytes > 0 {
+            let span = core::mem::take(&mut self.bytes);
+            if !gone && left == 0 {
+                // SAFETY: the span was reserved with this size, nothing is mapped under it any more, and the size is
+                // zero from here on, so it is freed once.
+                if let Err(error) = twice(|| unsafe { self.card.gate().free_span(self.base, span) }) {
+                    if !is_gone(&error) {
+                        left = left.max(span);
+                        first.get_or_insert(error);
+                    }
+                }
+            }
+            // A span that the driver kept costs nothing physical; it is no longer ours to speak of.
+            self.card.accounts().reserved.sub(span);
+        }
+        match first {
+            Some(source) => Err(Error::NotReturned { bytes: Bytes::new(left), source }),
+            None => Ok(()),
+        }
+    }
+
+    fn map_entries(&self, chunks: usize) -> u64 {
+        chunks as u64 * u64::from(self.card.gate().info().maps_per_chunk)
+    }
+}
+
+impl Drop for ReservedRange {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let idle = self.chunks.is_empty() || self.card.quiet();
+        if let Err(error) = self.tear_down(idle, |_| ()) {
+            tracing::warn!(device = %self.card.id(), %error, "a span was dropped and not all of it came back");
+        }
+    }
+}
+
+impl fmt::Debug for ReservedRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReservedRange")
+            .field("base", &format_args!("{:#x}", self.base))
+            .field("bytes", &self.bytes())
+            .field("mapped", &self.mapped())
+            .field("chunks", &self.chunks.len())
+            .finish_non_exhaustive()
+    }
+}
