@@ -173,7 +173,7 @@ impl fmt::Display for Bytes {
             if self.0 < one {
                 continue;
             }
-            if self.0 % one == 0 {
+            if self.0.is_multiple_of(one) {
                 return f.pad(&format!("{} {unit}", self.0 >> shift));
             }
             // Two decimals, rounded down so that a size is never printed larger than it is.

@@ -172,7 +172,7 @@ impl Card {
 pub(crate) fn check_address(address: u64, bytes: u64, align: u64) -> Result<u64, NoAddress> {
     match () {
         () if address == 0 => Err(NoAddress::Null),
-        () if align > 1 && address % align != 0 => Err(NoAddress::Misaligned),
+        () if !address.is_multiple_of(align.max(1)) => Err(NoAddress::Misaligned),
         () if address.checked_add(bytes).is_none() => Err(NoAddress::Wraps),
         () => Ok(address),
     }

@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::bytes::Bytes;
 use crate::driver::host::HostError;
-use crate::driver::{DriverError, DriverErrorKind};
+use crate::driver::{Call, DriverError, DriverErrorKind};
 use crate::verdict::Reason;
 
 /// The crate's result.
@@ -224,6 +224,17 @@ pub struct Shortage {
     pub limit: u64,
     /// How far the process may raise it itself.
     pub hard: u64,
+}
+
+impl Error {
+    /// The error of an undo that failed after `first`.
+    pub(crate) fn after(self, first: Self) -> Self {
+        let then = match self {
+            Self::Driver(error) | Self::DeviceLost(error) => error,
+            other => DriverError::new(Call::Map, DriverErrorKind::Other).with_detail(other.to_string()),
+        };
+        Self::Rollback { first: Box::new(first), then }
+    }
 }
 
 impl fmt::Display for Error {

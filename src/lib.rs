@@ -24,6 +24,6 @@ pub use device::{Device, DeviceOptions};
 pub use error::{Error, OutOfMemory, Result, Shortage};
 pub use pool::{Chunk, ChunkPool, Sizing, Trimmed};
 pub use quiesce::{Event, Idle, Quiesce};
-pub use range::{MappedChunk, ReservedRange};
+pub use range::{MappedChunk, Rejected, ReservedRange};
 pub use stats::{Snapshot, Stats};
 pub use verdict::{BackingRequest, Granularity, Reason, Report, Verdict};

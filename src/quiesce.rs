@@ -128,10 +128,11 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event was made by this driver and is not used again.
-        if let Err(error) = unsafe { self.card.gate().event_destroy(self.raw) } {
-            if !is_gone(&error) {
+        match unsafe { self.card.gate().event_destroy(self.raw) } {
+            Err(error) if !is_gone(&error) => {
                 tracing::warn!(device = %self.card.id(), %error, "an event could not be destroyed");
             }
+            _ => {}
         }
     }
 }

@@ -26,10 +26,10 @@ use crate::pool::Chunk;
 /// let device = Device::host()?;
 /// let mut range = device.reserve(Bytes::gib(64))?;
 /// let chunk = device.pool().take(Bytes::mib(2))?;
-/// range.append(vec![chunk]).map_err(|(_, error)| error)?;
+/// range.append(vec![chunk])?;
 /// assert_eq!(range.mapped(), Bytes::mib(2));
 /// // SAFETY: nothing uses the memory.
-/// let chunks = unsafe { range.take_from(Bytes::ZERO) }.map_err(|(_, error)| error)?;
+/// let chunks = unsafe { range.take_from(Bytes::ZERO) }?;
 /// assert_eq!(chunks.len(), 1);
 /// range.close()
 /// # }
@@ -54,6 +54,40 @@ pub struct MappedChunk {
     pub bytes: Bytes,
     /// The driver's name for it.
     pub handle: RawHandle,
+}
+
+/// Chunks that come back with an error, so that they are not lost. As an [`Error`] (by `?`) they are released.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Rejected {
+    /// The chunks, mapped nowhere.
+    pub chunks: Vec<Chunk>,
+    /// What went wrong.
+    pub error: Error,
+}
+
+impl Rejected {
+    pub(crate) fn new(chunks: Vec<Chunk>, error: Error) -> Box<Self> {
+        Box::new(Self { chunks, error })
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl core::error::Error for Rejected {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<Box<Rejected>> for Error {
+    fn from(rejected: Box<Rejected>) -> Self {
+        rejected.error
+    }
 }
 
 impl ReservedRange {
@@ -109,10 +143,10 @@ impl ReservedRange {
     /// # Errors
     /// All chunks come back with the error, and nothing is mapped. [`Error::BeyondMax`] never; [`Error::Blocked`] if
     /// they do not fit; [`Error::OtherDevice`]; [`Error::OutOfMaps`]; what the driver says.
-    pub fn append(&mut self, chunks: Vec<Chunk>) -> Result<(), (Vec<Chunk>, Error)> {
+    pub fn append(&mut self, chunks: Vec<Chunk>) -> Result<(), Box<Rejected>> {
         if let Some(other) = chunks.iter().find(|chunk| !Arc::ptr_eq(chunk.card(), &self.card)) {
             let error = Error::OtherDevice { what: "a chunk", theirs: other.card().id(), ours: self.card.id() };
-            return Err((chunks, error));
+            return Err(Rejected::new(chunks, error));
         }
         let total = chunks.iter().try_fold(0_u64, |sum, chunk| sum.checked_add(chunk.size()));
         let total = match total.filter(|total| *total <= self.usable() - self.mapped) {
@@ -120,12 +154,13 @@ impl ReservedRange {
             Some(total) => total,
             None => {
                 let usable = Bytes::new(self.usable());
-                return Err((chunks, Error::Blocked { asked: Bytes::new(total.unwrap_or(u64::MAX)), usable }));
+                let asked = Bytes::new(total.unwrap_or(u64::MAX));
+                return Err(Rejected::new(chunks, Error::Blocked { asked, usable }));
             }
         };
         let entries = self.map_entries(chunks.len());
         if let Err(shortage) = self.card.maps().acquire(entries) {
-            return Err((chunks, Error::OutOfMaps(shortage)));
+            return Err(Rejected::new(chunks, Error::OutOfMaps(shortage)));
         }
         let start = self.base + self.mapped;
         let mut address = start;
@@ -148,13 +183,11 @@ impl ReservedRange {
         if let Err(error) = result {
             let (chunks, unmapped) = self.undo_append(start, chunks, done);
             let error = self.card.explain(total, error);
-            return Err((
-                chunks,
-                match unmapped {
-                    Ok(()) => error,
-                    Err(then) => Error::Rollback { first: Box::new(error), then },
-                },
-            ));
+            let error = match unmapped {
+                Ok(()) => error,
+                Err(then) => Error::Rollback { first: Box::new(error), then },
+            };
+            return Err(Rejected::new(chunks, error));
         }
         let settle = self.card.gate().info().quirks.settle;
         if !settle.is_zero() {
@@ -213,7 +246,7 @@ impl ReservedRange {
     /// If the driver will not unmap one of them, those above it are mapped again and everything is as before. If that
     /// fails too ([`Error::Rollback`]), the chunks that could not be mapped again come back with the error and
     /// [`mapped`](Self::mapped) has fallen accordingly.
-    pub unsafe fn take_from(&mut self, keep: Bytes) -> Result<Vec<Chunk>, (Vec<Chunk>, Error)> {
+    pub unsafe fn take_from(&mut self, keep: Bytes) -> Result<Vec<Chunk>, Box<Rejected>> {
         let mut taken = Vec::new();
         while let Some(chunk) = self.chunks.last() {
             let offset = self.mapped - chunk.size();
@@ -239,23 +272,19 @@ impl ReservedRange {
     }
 
     /// Maps chunks, taken from the end downwards, back where they were.
-    fn undo_take(&mut self, mut taken: Vec<Chunk>, first: DriverError) -> (Vec<Chunk>, Error) {
+    fn undo_take(&mut self, mut taken: Vec<Chunk>, first: DriverError) -> Box<Rejected> {
         if is_gone(&first) {
             taken.reverse();
-            return (taken, first.into());
+            return Rejected::new(taken, first.into());
         }
         while let Some(chunk) = taken.pop() {
-            if let Err((mut chunks, error)) = self.append(vec![chunk]) {
-                taken.append(&mut chunks);
+            if let Err(rejected) = self.append(vec![chunk]) {
+                taken.extend(rejected.chunks);
                 taken.reverse();
-                let then = match error {
-                    Error::Driver(error) | Error::DeviceLost(error) => error,
-                    other => DriverError::new(Call::Map, DriverErrorKind::Other).with_detail(other.to_string()),
-                };
-                return (taken, Error::Rollback { first: Box::new(first.into()), then });
+                return Rejected::new(taken, rejected.error.after(first.into()));
             }
         }
-        (taken, first.into())
+        Rejected::new(taken, first.into())
     }
 
     /// Swaps the last chunk for `chunks`, which together are at most as large, at the same address. The old one comes
@@ -267,28 +296,23 @@ impl ReservedRange {
     /// # Errors
     /// The new chunks come back with the error and the old one stays mapped. If mapping it again fails too
     /// ([`Error::Rollback`]), the old one comes back with the others.
-    pub(crate) unsafe fn replace_last(&mut self, chunks: Vec<Chunk>) -> Result<Option<Chunk>, (Vec<Chunk>, Error)> {
+    pub(crate) unsafe fn replace_last(&mut self, chunks: Vec<Chunk>) -> Result<Option<Chunk>, Box<Rejected>> {
         let Some(last) = self.chunks.last() else { return Ok(None) };
         let keep = Bytes::new(self.mapped - last.size());
         // SAFETY: the caller promises that nothing uses the memory from there on.
         let mut old = match unsafe { self.take_from(keep) } {
             Ok(old) => old,
-            Err((mut back, error)) => {
-                back.extend(chunks);
-                return Err((back, error));
+            Err(mut rejected) => {
+                rejected.chunks.extend(chunks);
+                return Err(rejected);
             }
         };
-        match self.append(chunks) {
-            Ok(()) => Ok(old.pop()),
-            Err((mut back, error)) => match self.append(old) {
-                Ok(()) => Err((back, error)),
-                Err((old, again)) => {
-                    back.extend(old);
-                    let then = DriverError::new(Call::Map, DriverErrorKind::Other).with_detail(again.to_string());
-                    Err((back, Error::Rollback { first: Box::new(error), then }))
-                }
-            },
+        let Err(mut rejected) = self.append(chunks) else { return Ok(old.pop()) };
+        if let Err(again) = self.append(old) {
+            rejected.chunks.extend(again.chunks);
+            rejected.error = again.error.after(rejected.error);
         }
+        Err(rejected)
     }
 
     /// Unmaps everything, releases the chunks and gives the span back.
@@ -350,11 +374,12 @@ impl ReservedRange {
             if !gone && left == 0 {
                 // SAFETY: the span was reserved with this size, nothing is mapped under it any more, and the size is
                 // zero from here on, so it is freed once.
-                if let Err(error) = twice(|| unsafe { self.card.gate().free_span(self.base, span) }) {
-                    if !is_gone(&error) {
+                match twice(|| unsafe { self.card.gate().free_span(self.base, span) }) {
+                    Err(error) if !is_gone(&error) => {
                         left = left.max(span);
                         first.get_or_insert(error);
                     }
+                    _ => {}
                 }
             }
             // A span that the driver kept costs nothing physical; it is no longer ours to speak of.

@@ -150,10 +150,9 @@ impl Backing for FallbackContiguous {
     }
 
     fn settle(&mut self, growth: Growth) {
-        if let Some((address, bytes)) = growth.old_block {
-            if let Err(error) = self.free(address, bytes) {
-                tracing::warn!(device = %self.card.id(), %error, "a block that was left could not be freed");
-            }
+        let freed = growth.old_block.map_or(Ok(()), |(address, bytes)| self.free(address, bytes));
+        if let Err(error) = freed {
+            tracing::warn!(device = %self.card.id(), %error, "a block that was left could not be freed");
         }
     }
 

@@ -4,7 +4,7 @@ use super::{Backing, Growth, Mode, Shrunk};
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, ChunkPool, Ladder, Sizing, Taken};
-use crate::range::{MappedChunk, ReservedRange};
+use crate::range::{MappedChunk, Rejected, ReservedRange};
 
 /// A [`ReservedRange`] with a sizing rule and a pool.
 #[derive(Debug)]
@@ -33,6 +33,11 @@ impl Segmented {
         })
     }
 
+    /// Undoes a take of chunks that were made for it or not.
+    fn put_back(&self, chunks: Vec<Chunk>, fresh: Vec<bool>) {
+        self.pool.undo_take(chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
+    }
+
     /// `[start, end)` of the chunk that `bytes` cuts in two, if it does.
     fn astride(&self, bytes: u64) -> Option<(u64, u64)> {
         let mut start = 0;
@@ -51,19 +56,19 @@ impl Segmented {
         };
         match self.fill_copy(chunk, start, live) {
             Ok(chunk) => Ok(Taken { chunk, fresh }),
-            Err((chunks, error)) => {
-                self.pool.undo_take(chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
-                Err(error)
+            Err(rejected) => {
+                self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
+                Err(rejected.error)
             }
         }
     }
 
     /// Copies `live` bytes from `start` into `chunk`, through a span that exists only for that.
-    fn fill_copy(&self, chunk: Chunk, start: u64, live: u64) -> Result<Chunk, (Vec<Chunk>, Error)> {
+    fn fill_copy(&self, chunk: Chunk, start: u64, live: u64) -> Result<Chunk, Box<Rejected>> {
         let card = self.pool.card();
         let mut side = match ReservedRange::reserve(card, live, self.granularity) {
             Ok(side) => side,
-            Err(error) => return Err((vec![chunk], error)),
+            Err(error) => return Err(Rejected::new(vec![chunk], error)),
         };
         side.append(vec![chunk])?;
         // SAFETY: both sides are mapped with access for `live` bytes and do not overlap; without a stream the copy is
@@ -73,8 +78,10 @@ impl Segmented {
         let mut chunks = unsafe { side.take_from(Bytes::ZERO) }?;
         match (copied, chunks.pop()) {
             (Ok(()), Some(chunk)) => Ok(chunk),
-            (Ok(()), None) => Err((chunks, Error::ZeroLength { what: "a chunk" })),
-            (Err(error), chunk) => Err((chunk.into_iter().collect(), error.into())),
+            (copied, chunk) => {
+                let error = copied.err().map_or(Error::ZeroLength { what: "a chunk" }, Error::from);
+                Err(Rejected::new(chunk.into_iter().collect(), error))
+            }
         }
     }
 }
@@ -120,11 +127,11 @@ impl Backing for Segmented {
         let fresh: Vec<bool> = run.iter().map(|taken| taken.fresh).collect();
         match self.range.append(run.into_iter().map(|taken| taken.chunk).collect()) {
             Ok(()) => Ok(Growth { from, fresh, old_block: None }),
-            Err((chunks, error)) => {
+            Err(rejected) => {
                 // Chunks that got stuck are not among those that came back; those before them are, in order, so the
                 // pairing can only be off for a span that is blocked from now on.
-                self.pool.undo_take(chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
-                Err(error)
+                self.put_back(rejected.chunks, fresh);
+                Err(rejected.error)
             }
         }
     }
@@ -138,9 +145,9 @@ impl Backing for Segmented {
         // SAFETY: the memory was mapped by this growth, which nobody was told of.
         let (chunks, result) = match unsafe { self.range.take_from(Bytes::new(growth.from)) } {
             Ok(chunks) => (chunks, Ok(())),
-            Err((chunks, error)) => (chunks, Err(error)),
+            Err(rejected) => (rejected.chunks, Err(rejected.error)),
         };
-        self.pool.undo_take(chunks.into_iter().zip(growth.fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
+        self.put_back(chunks, growth.fresh);
         result
     }
 
@@ -156,9 +163,9 @@ impl Backing for Segmented {
                 let released = self.keep(chunks);
                 Ok(self.shrunk(released, None))
             }
-            Err((chunks, error)) => {
-                self.keep(chunks);
-                Err(error)
+            Err(rejected) => {
+                self.keep(rejected.chunks);
+                Err(rejected.error)
             }
         }
     }
@@ -194,10 +201,10 @@ impl Backing for Segmented {
         // SAFETY: the caller promises that nothing touches the memory.
         let above = match unsafe { self.range.take_from(Bytes::new(end)) } {
             Ok(above) => above,
-            Err((chunks, error)) => {
-                self.keep(chunks);
+            Err(rejected) => {
+                self.keep(rejected.chunks);
                 self.pool.undo_take([copy]);
-                return Err(error);
+                return Err(rejected.error);
             }
         };
         let Taken { chunk, fresh } = copy;
@@ -207,18 +214,13 @@ impl Backing for Segmented {
                 let released = self.keep(above) + self.keep(old) - (end - start);
                 Ok(self.shrunk(released, None))
             }
-            Err((back, error)) => {
-                self.pool.undo_take(back.into_iter().map(|chunk| Taken { chunk, fresh }));
+            Err(rejected) => {
+                self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
                 match self.range.append(above) {
-                    Ok(()) => Err(error),
-                    Err((above, again)) => {
-                        self.keep(above);
-                        Err(match again {
-                            Error::Driver(then) | Error::DeviceLost(then) => {
-                                Error::Rollback { first: Box::new(error), then }
-                            }
-                            _ => error,
-                        })
+                    Ok(()) => Err(rejected.error),
+                    Err(again) => {
+                        self.keep(again.chunks);
+                        Err(again.error.after(rejected.error))
                     }
                 }
             }

@@ -147,12 +147,10 @@ impl<T> GrowableBuffer<T> {
         }
         let gate = self.device.card().gate();
         let pattern = bytemuck::bytes_of(&value);
-        if let Some((&first, rest)) = pattern.split_first() {
-            if rest.iter().all(|byte| *byte == first) {
-                // SAFETY: the place lies within the buffer's committed memory, ours alone on the host by `&mut self`;
-                // it is done when this returns.
-                return Ok(unsafe { gate.fill(address, first, bytes, None) }?);
-            }
+        if let Some(&first) = pattern.first().filter(|first| pattern.iter().all(|byte| byte == *first)) {
+            // SAFETY: the place lies within the buffer's committed memory, ours alone on the host by `&mut self`; it is
+            // done when this returns.
+            return Ok(unsafe { gate.fill(address, first, bytes, None) }?);
         }
         // One element from the host, then doubled on the device.
         // SAFETY: the first element's place lies within committed memory; the copy is over when this returns.
@@ -197,9 +195,11 @@ impl<T> GrowableBuffer<T> {
         let len = self.len;
         if self.host_visible {
             self.grow_by(1)?;
-            // SAFETY: the element at `len` is within the committed memory of a host visible buffer, aligned since the
-            // base and all sizes are, and ours alone by `&mut self`.
-            unsafe { self.data().add(len).write(element) };
+            // SAFETY: the element at `len` is within the committed memory of the buffer, which is one allocation.
+            let place = unsafe { self.data().add(len) };
+            // SAFETY: the host may write there, the base and all sizes are aligned for `T`, and the memory is ours
+            // alone by `&mut self`.
+            unsafe { place.write(element) };
             return Ok(());
         }
         self.append(core::slice::from_ref(&element))

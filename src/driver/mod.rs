@@ -7,6 +7,7 @@
 //!
 //! | driver | memory | open files | where |
 //! |---|---|---|---|
+//! | `cuda` (feature `cuda`) | an NVIDIA card's | none | Linux with NVIDIA's driver |
 //! | [`host`] | real pages: one memfd per chunk, spans of `PROT_NONE` | one per chunk | any Linux |
 //! | `sim` (feature `sim`) | pretended | as its personality says | anywhere |
 
@@ -17,14 +18,20 @@ use std::sync::Arc;
 
 use crate::bytes::Bytes;
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 #[cfg(feature = "sim")]
 pub mod fault;
 pub(crate) mod gate;
 pub mod host;
 #[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "cuda")]
+mod table;
 
 pub use gate::Gate;
+#[cfg(feature = "cuda")]
+pub use table::LoadError;
 
 /// What a driver call returns.
 pub type DriverResult<T> = Result<T, DriverError>;

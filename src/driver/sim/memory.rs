@@ -86,8 +86,15 @@ impl Sparse {
         while let Some((&start, _)) = self.runs.range(first..last).next() {
             self.runs.remove(&start);
         }
-        self.runs.insert(first, value);
-        self.runs.entry(last).or_insert(next);
+        // Runs of one value stay one run, or filling piece by piece would cost as much as real memory.
+        if first == 0 || self.run_at(first - 1) != value {
+            self.runs.insert(first, value);
+        }
+        if next == value {
+            self.runs.remove(&last);
+        } else {
+            self.runs.insert(last, next);
+        }
         self.fill_part(last, end, value);
     }
 
