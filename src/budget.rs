@@ -62,10 +62,15 @@ impl OpenFileBudget {
         sizing.chunks_for(bytes, granularity)
     }
 
-    /// The figures: held by us, held by others, limits.
+    /// The figures: held by us, held by others, limits; counted anew.
     #[must_use]
     pub fn usage(&self) -> BudgetUsage {
         self.0.usage()
+    }
+
+    /// The same as last counted, which is cheap.
+    pub(crate) fn last_usage(&self) -> BudgetUsage {
+        self.0.last_usage()
     }
 
     /// Makes room for `chunks` more files in all, raising the soft limit if that is needed and allowed. Nothing is
@@ -105,10 +110,15 @@ impl MapBudget {
         Self(Budget::new(Resource::MapEntries, limits))
     }
 
-    /// The figures: held by us, held by others, limits.
+    /// The figures: held by us, held by others, limits; counted anew.
     #[must_use]
     pub fn usage(&self) -> BudgetUsage {
         self.0.usage()
+    }
+
+    /// The same as last counted, which is cheap.
+    pub(crate) fn last_usage(&self) -> BudgetUsage {
+        self.0.last_usage()
     }
 
     pub(crate) fn ensure(&self, mappings: u64) -> Result<BudgetUsage, Shortage> {
@@ -142,6 +152,8 @@ impl fmt::Debug for MapBudget {
 pub struct BudgetUsage {
     /// Spent on chunks.
     pub ours: u64,
+    /// The most that was spent on chunks at any time.
+    pub peak: u64,
     /// Held by the rest of the process when it was last counted.
     pub others: u64,
     /// The limit in force.
@@ -167,6 +179,7 @@ struct Budget {
 #[derive(Debug, Default)]
 struct State {
     ours: u64,
+    peak: u64,
     others: u64,
     soft: u64,
     hard: u64,
@@ -188,6 +201,7 @@ impl State {
         let roomy = self.ours.saturating_add(polite) <= self.soft;
         BudgetUsage {
             ours: self.ours,
+            peak: self.peak,
             others: self.others,
             limit: self.soft,
             hard: self.hard,
@@ -232,6 +246,14 @@ impl Budget {
     fn usage(&self) -> BudgetUsage {
         let mut state = self.state.lock();
         self.recount(&mut state);
+        state.usage()
+    }
+
+    fn last_usage(&self) -> BudgetUsage {
+        let mut state = self.state.lock();
+        if state.until_recount == 0 && state.ours == 0 {
+            self.recount(&mut state);
+        }
         state.usage()
     }
 
@@ -285,6 +307,7 @@ impl Budget {
         let total = state.ours.saturating_add(n);
         self.fit(&mut state, total)?;
         state.ours = total;
+        state.peak = state.peak.max(total);
         Ok(())
     }
 

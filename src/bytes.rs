@@ -180,7 +180,7 @@ impl fmt::Display for Bytes {
             let hundredths = u128::from(self.0) * 100 / u128::from(one);
             let (whole, part) = (hundredths / 100, hundredths % 100);
             return f.pad(&match part {
-                0 => format!("{whole}.00 {unit}"),
+                0 => format!("{whole} {unit}"),
                 _ if part % 10 == 0 => format!("{whole}.{} {unit}", part / 10),
                 _ => format!("{whole}.{part:02} {unit}"),
             });
@@ -208,7 +208,7 @@ mod tests {
             (4096, "4 KiB"),
             (1536, "1.5 KiB"),
             ((2 << 20) - 1, "1.99 MiB"),
-            ((1 << 20) + 1, "1.00 MiB"),
+            ((1 << 20) + 1, "1 MiB"),
             (u64::MAX, "16777215.99 TiB"),
         ] {
             assert_eq!(Bytes::new(bytes).to_string(), text);

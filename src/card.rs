@@ -144,6 +144,8 @@ impl Card {
                     mapped: Bytes::new(accounts.mapped.get() + accounts.contiguous.get()),
                     pooled: Bytes::new(accounts.pooled.get()),
                     retiring: Bytes::new(accounts.retiring.get()),
+                    in_hand: Bytes::new(accounts.in_hand.get()),
+                    stranded: Bytes::new(accounts.stranded.get()),
                     free: Bytes::new(memory.map_or(0, |memory| memory.free)),
                     total: Bytes::new(memory.map_or(0, |memory| memory.total)),
                     source: error,

@@ -51,25 +51,15 @@ impl Device {
     /// # Errors
     /// [`Error::Host`] if the machine's memory cannot be read.
     pub fn host() -> Result<Self> {
-        static HOST: Mutex<Option<Device>> = Mutex::new(None);
-        let mut host = HOST.lock();
-        match &*host {
-            // A forked child opens one of its own.
-            Some(device) if !device.inner.card.gate().is_forked() => Ok(device.clone()),
-            _ => {
-                let device = DeviceOptions::new().host(HostOptions::default())?;
-                *host = Some(device.clone());
-                Ok(device)
-            }
-        }
+        Self::shared("host", || DeviceOptions::new().host(HostOptions::default()))
     }
 
-    /// The CUDA device with this ordinal.
+    /// The CUDA device with this ordinal, with default options. One device per card and process.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] with the reason.
+    /// [`Error::NoDevice`] with the reason: no driver library, no card, no such card.
     pub fn cuda(ordinal: u32) -> Result<Self> {
-        Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), why: "this version has no CUDA driver".to_owned() })
+        Self::shared(&format!("cuda:{ordinal}"), || DeviceOptions::new().cuda(ordinal))
     }
 
     /// The HIP device with this ordinal.
@@ -77,7 +67,21 @@ impl Device {
     /// # Errors
     /// [`Error::NoDevice`] with the reason.
     pub fn hip(ordinal: u32) -> Result<Self> {
-        Err(Error::NoDevice { asked: format!("hip:{ordinal}"), why: "this version has no HIP driver".to_owned() })
+        DeviceOptions::new().hip(ordinal)
+    }
+
+    /// The one device of that name in this process, opened if need be.
+    fn shared(id: &str, open: impl FnOnce() -> Result<Self>) -> Result<Self> {
+        static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+        let mut devices = DEVICES.lock();
+        // A forked child opens devices of its own. The parent's are left alone there, not dropped.
+        let known = devices.iter().find(|device| device.info().id() == id && !device.inner.card.gate().is_forked());
+        if let Some(device) = known {
+            return Ok(device.clone());
+        }
+        let device = open()?;
+        devices.push(device.clone());
+        Ok(device)
     }
 
     /// The first CUDA device there is, else the first HIP device, else host memory.
@@ -91,7 +95,15 @@ impl Device {
     /// Every device of every backend. A backend without one is there as the error that says why.
     #[must_use]
     pub fn all() -> Vec<Result<Self>> {
-        vec![Self::host(), Self::cuda(0), Self::hip(0)]
+        let mut all = vec![Self::host()];
+        #[cfg(feature = "cuda")]
+        let cards = crate::driver::cuda::CudaDriver::count().unwrap_or(0);
+        #[cfg(not(feature = "cuda"))]
+        let cards = 0;
+        // The first is asked for also where there is none: its error says why.
+        all.extend((0..cards.max(1)).map(Self::cuda));
+        all.push(Self::hip(0));
+        all
     }
 
     /// The device of that name: `auto`, `host`, `cuda:N`, `hip:N`.
@@ -99,20 +111,11 @@ impl Device {
     /// # Errors
     /// [`Error::UnknownDevice`] for any other name; [`Error::NoDevice`] if there is none.
     pub fn named(name: &str) -> Result<Self> {
-        let unknown = || Error::UnknownDevice {
-            asked: name.to_owned(),
-            known: "auto, host, cuda:N and hip:N, with N from 0".to_owned(),
-        };
-        let (backend, ordinal) = match name.split_once(':') {
-            Some((backend, ordinal)) => (backend, Some(ordinal.parse().map_err(|_| unknown())?)),
-            None => (name, None),
-        };
-        match (backend, ordinal) {
-            ("auto", None) => Self::best(),
-            ("host", None) => Self::host(),
-            ("cuda", Some(ordinal)) => Self::cuda(ordinal),
-            ("hip", Some(ordinal)) => Self::hip(ordinal),
-            _ => Err(unknown()),
+        match DeviceName::parse(name)? {
+            DeviceName::Auto => Self::best(),
+            DeviceName::Host => Self::host(),
+            DeviceName::Cuda(ordinal) => Self::cuda(ordinal),
+            DeviceName::Hip(ordinal) => Self::hip(ordinal),
         }
     }
 
@@ -130,8 +133,8 @@ impl Device {
         self.inner.card.gate().info()
     }
 
-    /// The verdict, decided at the first call and kept.
-    #[must_use]
+    /// The verdict, decided at the first call and kept. Building a buffer asks for it too; an engine calls this early.
+    #[allow(clippy::must_use_candidate, reason = "deciding is what it is called for")]
     pub fn verdict(&self) -> &dyn Verdict {
         let inner = &*self.inner;
         &**inner.verdict.get_or_init(|| {
@@ -228,6 +231,34 @@ impl fmt::Debug for Device {
     }
 }
 
+/// A device's name, taken apart.
+enum DeviceName {
+    Auto,
+    Host,
+    Cuda(u32),
+    Hip(u32),
+}
+
+impl DeviceName {
+    fn parse(name: &str) -> Result<Self> {
+        let unknown = || Error::UnknownDevice {
+            asked: name.to_owned(),
+            known: "auto, host, cuda:N and hip:N, with N from 0".to_owned(),
+        };
+        let (backend, ordinal) = match name.split_once(':') {
+            Some((backend, ordinal)) => (backend, Some(ordinal.parse().map_err(|_| unknown())?)),
+            None => (name, None),
+        };
+        match (backend, ordinal) {
+            ("auto", None) => Ok(Self::Auto),
+            ("host", None) => Ok(Self::Host),
+            ("cuda", Some(ordinal)) => Ok(Self::Cuda(ordinal)),
+            ("hip", Some(ordinal)) => Ok(Self::Hip(ordinal)),
+            _ => Err(unknown()),
+        }
+    }
+}
+
 /// How a device is opened.
 ///
 /// ```
@@ -249,6 +280,7 @@ pub struct DeviceOptions {
     granularity: Granularity,
     sizing: Sizing,
     arena: Option<Bytes>,
+    buffers: u64,
     span: Bytes,
     patience: Duration,
     contiguous: bool,
@@ -269,6 +301,7 @@ impl DeviceOptions {
             granularity: Granularity::Trusted,
             sizing: Sizing::Ladder,
             arena: None,
+            buffers: 1,
             span: Bytes::gib(64),
             patience: Duration::from_secs(10),
             contiguous: false,
@@ -298,6 +331,13 @@ impl DeviceOptions {
     /// the device's unless set.
     pub const fn arena(mut self, bytes: Bytes) -> Self {
         self.arena = Some(bytes);
+        self
+    }
+
+    /// How many buffers will share that memory (one unless set): each begins its ladder with small chunks, so many take
+    /// more open files than one.
+    pub const fn buffers(mut self, buffers: u64) -> Self {
+        self.buffers = if buffers == 0 { 1 } else { buffers };
         self
     }
 
@@ -333,6 +373,51 @@ impl DeviceOptions {
         self.open(Arc::new(HostDriver::open(options)?))
     }
 
+    /// Opens the CUDA device with this ordinal. Each call makes a device of its own, over the same card.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with the reason.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(self, ordinal: u32) -> Result<Device> {
+        let driver = crate::driver::cuda::CudaDriver::open(ordinal)
+            .map_err(|error| Error::NoDevice { asked: format!("cuda:{ordinal}"), why: error.to_string() })?;
+        self.open(Arc::new(driver))
+    }
+
+    /// Opens the CUDA device with this ordinal, which this build cannot.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    #[cfg(not(feature = "cuda"))]
+    pub fn cuda(self, ordinal: u32) -> Result<Device> {
+        let why = "this build leaves the `cuda` feature out".to_owned();
+        Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), why })
+    }
+
+    /// Opens the HIP device with this ordinal, for which this version has no driver.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    pub fn hip(self, ordinal: u32) -> Result<Device> {
+        Err(Error::NoDevice { asked: format!("hip:{ordinal}"), why: "this version has no HIP driver".to_owned() })
+    }
+
+    /// Opens the device of that name, as [`Device::named`] takes it. Each call makes a device of its own.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`]; those of the device's kind.
+    pub fn named(self, name: &str) -> Result<Device> {
+        match DeviceName::parse(name)? {
+            DeviceName::Auto => {
+                let cuda = self.clone().cuda(0).or_else(|_| self.clone().hip(0));
+                cuda.or_else(|_| self.host(HostOptions::default()))
+            }
+            DeviceName::Host => self.host(HostOptions::default()),
+            DeviceName::Cuda(ordinal) => self.cuda(ordinal),
+            DeviceName::Hip(ordinal) => self.hip(ordinal),
+        }
+    }
+
     /// Opens a device over a driver.
     ///
     /// # Errors
@@ -353,6 +438,7 @@ impl DeviceOptions {
             granularity: self.granularity,
             sizing: self.sizing,
             arena: self.arena,
+            buffers: self.buffers,
             span: self.span,
             patience: self.patience,
         }

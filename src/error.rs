@@ -189,12 +189,16 @@ pub enum Error {
 pub struct OutOfMemory {
     /// The chunk or block that could not be had.
     pub asked: Bytes,
-    /// Bytes mapped under spans of this device, by this process.
+    /// Bytes mapped under spans of this device and in contiguous blocks, by this process.
     pub mapped: Bytes,
     /// Bytes kept in the pool (zero after it was emptied for this request).
     pub pooled: Bytes,
     /// Bytes waiting to be unmapped.
     pub retiring: Bytes,
+    /// Bytes in chunks that this and other requests had taken already; this one has given its own back by now.
+    pub in_hand: Bytes,
+    /// Bytes that the driver would not take back.
+    pub stranded: Bytes,
     /// What the driver says is free.
     pub free: Bytes,
     /// All the device has.
@@ -205,11 +209,17 @@ pub struct OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked, mapped, pooled, retiring, free, total, source } = self;
+        let Self { asked, mapped, pooled, retiring, in_hand, stranded, free, total, source } = self;
+        write!(f, "out of memory: {asked} asked; mapped here {mapped}, pooled {pooled}, retiring {retiring}")?;
+        if !in_hand.is_zero() {
+            write!(f, ", taken on the way {in_hand}")?;
+        }
+        if !stranded.is_zero() {
+            write!(f, ", stranded {stranded}")?;
+        }
         write!(
             f,
-            "out of memory: {asked} asked; mapped here {mapped}, pooled {pooled}, retiring {retiring}, free {free} of \
-             {total} ({source}). Shrink a buffer, or free memory that other programs hold, and try again"
+            ", free {free} of {total} ({source}). Shrink a buffer, or free memory that other programs hold, and try again"
         )
     }
 }

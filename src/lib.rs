@@ -22,7 +22,7 @@ pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Member};
 pub use bytes::Bytes;
 pub use device::{Device, DeviceOptions};
 pub use error::{Error, OutOfMemory, Result, Shortage};
-pub use pool::{Chunk, ChunkPool, Sizing, Trimmed};
+pub use pool::{Chunk, ChunkPool, Sizing, Trimmed, UnknownSizing};
 pub use quiesce::{Event, Idle, Quiesce};
 pub use range::{MappedChunk, Rejected, ReservedRange};
 pub use stats::{Snapshot, Stats};

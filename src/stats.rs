@@ -99,8 +99,8 @@ impl Snapshot {
             driver_calls: card.gate().memory_calls(),
             free: memory.map(|memory| Bytes::new(memory.free)),
             total: memory.map(|memory| Bytes::new(memory.total)),
-            open_files: (info.open_files_per_chunk > 0).then(|| card.files().usage()),
-            map_entries: (info.maps_per_chunk > 0).then(|| card.maps().usage()),
+            open_files: (info.open_files_per_chunk > 0).then(|| card.files().last_usage()),
+            map_entries: (info.maps_per_chunk > 0).then(|| card.maps().last_usage()),
         }
     }
 

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::pool::Sizing;
 use crate::range::MappedChunk;
 
+/// Blocks are multiples of a page, as drivers count them.
+const PAGE: u64 = 4096;
+
 /// What a buffer does where virtual memory is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -41,15 +44,20 @@ pub struct FallbackContiguous {
 impl FallbackContiguous {
     /// A backing of at most `bytes`, its block aligned to `align`.
     pub(crate) fn open(card: &Arc<Card>, bytes: u64, align: u64, fallback: Fallback) -> Result<Self> {
+        let pages = |bytes: u64| {
+            let overflow = Error::Overflow { what: "a block", count: bytes, size: 1 };
+            bytes.checked_next_multiple_of(PAGE).ok_or(overflow)
+        };
+        let most = pages(bytes)?;
         let upfront = match fallback {
-            Fallback::Capacity(capacity) => Some(capacity.get().min(bytes)),
+            Fallback::Capacity(capacity) => Some(pages(capacity.get())?.min(most)),
             Fallback::MayMove => None,
-            _ => Some(bytes),
+            _ => Some(most),
         };
         let mut this = Self {
             card: Arc::clone(card),
             block: None,
-            reserved: upfront.unwrap_or(bytes),
+            reserved: upfront.unwrap_or(most),
             align,
             may_move: upfront.is_none(),
             moves: 0,
@@ -132,7 +140,7 @@ impl Backing for FallbackContiguous {
             return Err(Error::FallbackFull { asked: Bytes::new(bytes), capacity: Bytes::new(self.reserved) });
         }
         // Half as much again, so that growing step by step copies each byte a constant number of times.
-        let wanted = bytes.max(from.saturating_add(from / 2)).min(self.reserved);
+        let wanted = bytes.max(from.saturating_add(from / 2)).next_multiple_of(PAGE).min(self.reserved);
         let address = self.allocate(wanted)?;
         if let Some((old, bytes)) = self.block {
             let gate = self.card.gate();

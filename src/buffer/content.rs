@@ -168,18 +168,17 @@ impl<T> GrowableBuffer<T> {
     /// Grows by the elements and copies them in.
     ///
     /// # Errors
-    /// As for [`grow_to`](Self::grow_to) and [`copy_in`](Self::copy_in). The length is then as it was.
+    /// As for [`grow_to`](Self::grow_to) and [`copy_in`](Self::copy_in). The buffer is then as it was.
     pub fn append(&mut self, elements: &[T]) -> Result<()>
     where
         T: NoUninit,
     {
-        let len = self.len;
-        self.grow_by(elements.len())?;
-        let copied = self.copy_in(len, elements);
-        if copied.is_err() {
-            self.truncate(len);
-        }
-        copied
+        let Some(len) = self.len.checked_add(elements.len()) else { return Err(self.beyond(usize::MAX)) };
+        self.grow_with(len, |gate, address, bytes| {
+            // SAFETY: the new elements are committed and nobody's yet; what is copied are initialised bytes throughout
+            // (`NoUninit`), and the copy is over when this returns.
+            unsafe { gate.copy_in(address, elements.as_ptr().cast(), bytes, None) }
+        })
     }
 
     /// Appends one element. On memory that the host can touch it is a store, else a small copy: there, append many at

@@ -13,7 +13,7 @@ pub use set::{BufferSet, Member};
 use crate::backing::{Backing, Growth, Mode, Shrunk};
 use crate::bytes::Bytes;
 use crate::device::Device;
-use crate::driver::RawStream;
+use crate::driver::{DriverResult, Gate, RawStream};
 use crate::error::{Error, Result};
 use crate::quiesce::Quiesce;
 use crate::range::MappedChunk;
@@ -243,16 +243,21 @@ impl<T> GrowableBuffer<T> {
     where
         T: bytemuck::Zeroable,
     {
+        self.grow_with(len, |gate, address, bytes| {
+            // SAFETY: the new elements are committed and nobody's yet. On a stream the clearing is ordered before
+            // whatever else is queued there, and a shrink waits for it as for any work.
+            unsafe { gate.fill(address, 0, bytes, stream) }
+        })
+    }
+
+    /// Grows to `len` elements and sets the new ones by `set`, which gets their address and bytes; or changes nothing.
+    fn grow_with(&mut self, len: usize, set: impl FnOnce(&Gate, u64, u64) -> DriverResult<()>) -> Result<()> {
         if len <= self.len {
             return Ok(());
         }
         let growth = self.begin_growth(len)?;
-        let base = self.backing.base();
         let (from, to) = (self.bytes_of(self.len), self.bytes_of(len));
-        // SAFETY: memory up to `len` elements is committed now, and the new elements are nobody's yet. On a stream the
-        // clearing is ordered before whatever else is queued there, and a shrink waits for it as for any work.
-        let cleared = unsafe { self.device.card().gate().fill(base + from, 0, to - from, stream) };
-        match cleared {
+        match set(self.device.card().gate(), self.backing.base() + from, to - from) {
             Ok(()) => {
                 self.settle_growth(growth, len);
                 Ok(())

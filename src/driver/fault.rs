@@ -41,7 +41,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularity, MemoryInfo,
+    Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
     ProcessLimits, RawEvent, RawHandle, RawStream,
 };
 
@@ -322,7 +322,7 @@ unsafe impl Driver for Faulty {
         self.deed(Call::Support, || self.driver.support())
     }
 
-    fn granularity(&self) -> DriverResult<Granularity> {
+    fn granularity(&self) -> DriverResult<Granularities> {
         self.value(Call::Granularity, || self.driver.granularity())
     }
 

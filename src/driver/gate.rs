@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use super::{
-    Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularity, MemoryInfo,
+    Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
     ProcessLimits, RawEvent, RawHandle, RawStream,
 };
 
@@ -133,7 +133,7 @@ macro_rules! gated {
 
 gated! {
     Support: fn support() -> ();
-    Granularity: fn granularity() -> Granularity;
+    Granularity: fn granularity() -> Granularities;
     Memory: fn memory() -> MemoryInfo;
     Reserve: fn reserve(bytes: u64, align: u64) -> u64;
     Create: fn create(bytes: u64, props: ChunkProps) -> RawHandle;

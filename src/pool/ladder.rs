@@ -9,6 +9,9 @@
 //! chunk      | 2 2 2 2 2 2 2 2 | 2 2 2 2 .. 2 | 4 4 4 .. 4  | 8 8 8 8 .. 8 | ..  | 1 GiB | 1 GiB | ..
 //! ```
 
+use core::fmt;
+use core::str::FromStr;
+
 use crate::bytes::Bytes;
 use crate::driver::Quirks;
 use crate::error::{Error, Result};
@@ -25,9 +28,57 @@ pub enum Sizing {
     Ladder,
     /// All chunks have this size, a multiple of the granularity.
     Uniform(Bytes),
-    /// One chunk of just the size each growth needs, rounded to the granularity. No slack; pooled chunks seldom fit.
+    /// One chunk of just the size each growth needs, rounded to the granularity. No slack, but pooled chunks seldom fit:
+    /// buffers that come and go may hold as much again in the pool. Give such a device a small pool.
     Exact,
 }
+
+/// As [`Sizing::from_str`] reads it.
+impl fmt::Display for Sizing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ladder => f.pad("ladder"),
+            Self::Uniform(size) => f.pad(&format!("uniform:{size}")),
+            Self::Exact => f.pad("exact"),
+        }
+    }
+}
+
+/// Reads `ladder`, `exact` and `uniform:SIZE`, the size as [`Bytes::parse`] takes it.
+///
+/// ```
+/// use growspan::{Bytes, Sizing};
+///
+/// assert_eq!("uniform:8MiB".parse(), Ok(Sizing::Uniform(Bytes::mib(8))));
+/// assert_eq!("steep".parse::<Sizing>().unwrap_err().to_string(), "\"steep\" is none of ladder, uniform:SIZE, exact");
+/// ```
+impl FromStr for Sizing {
+    type Err = UnknownSizing;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSizing> {
+        let unknown = || UnknownSizing { text: text.to_owned() };
+        match text.split_once(':') {
+            None if text == "ladder" => Ok(Self::Ladder),
+            None if text == "exact" => Ok(Self::Exact),
+            Some(("uniform", size)) => Bytes::parse(size).map(Self::Uniform).ok_or_else(unknown),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// A text that names no sizing policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownSizing {
+    text: String,
+}
+
+impl fmt::Display for UnknownSizing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is none of ladder, uniform:SIZE, exact", self.text)
+    }
+}
+
+impl core::error::Error for UnknownSizing {}
 
 impl Sizing {
     /// How many chunks `bytes` from the start of a span take. `Exact` counts as one growth.
@@ -182,7 +233,7 @@ mod tests {
         let ladder = ladder(Sizing::Ladder, 64 * GIB);
         let mut position = 0;
         for size in ladder.sizes(0, 64 * GIB) {
-            assert!(size.is_power_of_two() && size >= 2 * MIB && size <= GIB, "{size} at {position}");
+            assert!(size.is_power_of_two() && (2 * MIB..=GIB).contains(&size), "{size} at {position}");
             assert!(size == 2 * MIB || size <= position / 8, "{size} at {position}");
             position += size;
         }

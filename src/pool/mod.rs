@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 pub use chunk::Chunk;
 pub(crate) use ladder::Ladder;
-pub use ladder::Sizing;
+pub use ladder::{Sizing, UnknownSizing};
 
 use crate::bytes::Bytes;
 use crate::card::Card;

@@ -176,7 +176,8 @@ mod tests {
             let file = crate::sys::map::memfd().unwrap();
             crate::sys::map::fill_file(&file, 4096, |_| {}).unwrap();
             let maps: Vec<_> = (0..40).map(|_| crate::sys::map::map_file_anywhere(4096, &file).unwrap()).collect();
-            assert!(ThisProcess.maps().unwrap().held > before.held, "{maps:?}");
+            // A few others may have merged meanwhile.
+            assert!(ThisProcess.maps().unwrap().held > before.held + 35, "{maps:?}");
         });
     }
 

@@ -92,6 +92,8 @@ pub(crate) struct CheckOptions {
     pub(crate) sizing: Sizing,
     /// How much memory buffers may hold together; all of the device's if none.
     pub(crate) arena: Option<Bytes>,
+    /// How many buffers share it; not zero.
+    pub(crate) buffers: u64,
     /// The largest span to try.
     pub(crate) span: Bytes,
     pub(crate) patience: Duration,

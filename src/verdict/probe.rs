@@ -230,8 +230,14 @@ impl Probe {
         let arena = self.options.arena.unwrap_or(Bytes::new(memory.total));
         // A device that takes one chunk size gets one that fits the files there are.
         let fits_itself = self.quirks.uniform_chunks_only && !matches!(self.options.sizing, Sizing::Uniform(_));
-        let chunks = if fits_itself { 1 } else { self.options.sizing.chunks_for(arena, granularity) };
-        let mut seen = format!("{arena} takes {chunks} chunks");
+        let buffers = self.options.buffers;
+        let share = Bytes::new(arena.get() / buffers);
+        let each = if fits_itself { 1 } else { self.options.sizing.chunks_for(share, granularity) };
+        let chunks = each.saturating_mul(buffers);
+        let mut seen = match buffers {
+            1 => format!("{arena} takes {chunks} chunks"),
+            _ => format!("{buffers} buffers of {share} take {chunks} chunks"),
+        };
         if info.open_files_per_chunk > 0 {
             let per_chunk = u64::from(info.open_files_per_chunk);
             let files = self.card.files();

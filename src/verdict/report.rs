@@ -155,7 +155,8 @@ impl fmt::Display for Report {
                 Outcome::Worked(text) => ("noted", text.as_str()),
                 Outcome::Skipped => continue,
             };
-            writeln!(f, "  {:<27} {mark:<7} {:>9.3} ms  {text}", step.name(), took.as_secs_f64() * 1e3)?;
+            let line = format!("  {:<27} {mark:<7} {:>9.3} ms  {text}", step.name(), took.as_secs_f64() * 1e3);
+            writeln!(f, "{}", line.trim_end())?;
         }
         match &self.reason {
             Some(reason) => write!(f, "  => {}: {reason}", self.mode),

@@ -90,6 +90,7 @@ impl Card {
     #[track_caller]
     pub(crate) fn lost_by(&self, kind: ViolationKind) {
         assert!(self.0.is_lost());
+        assert_eq!(self.0.figures().pending, 0);
         assert_eq!(self.0.violations().last().unwrap().kind, kind);
         let error = self.0.memory().unwrap_err();
         assert_eq!((error.kind(), error.code()), (DriverErrorKind::DeviceLost, Some(700)));

@@ -160,7 +160,7 @@ fn broken_rules_are_caught_and_change_nothing() {
     card.breaks(BadCopy, |c| c.copy_within(block + 1, block, 10, None));
     // SAFETY: a null pointer is refused, not read.
     card.breaks(BadCopy, |c| unsafe { c.0.copy_in(block, core::ptr::null(), 1, None) });
-    card.breaks(UnknownEvent, |c| c.event_query(RawEvent(5)));
+    card.breaks(UnknownEvent, |c| c.event_query(RawEvent(1)));
     card.breaks(UnknownEvent, |c| c.event_destroy(RawEvent(0)));
     let event = card.0.event_create().unwrap();
     let stranger = SimDriver::new().stream();

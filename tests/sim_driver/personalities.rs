@@ -10,8 +10,6 @@ use growspan::driver::{ChunkProps, Driver, DriverErrorKind};
 
 use crate::card::{CHUNK, Card, kind_of};
 
-use super::*;
-
 #[test]
 fn granularity_4k() {
     let card = Card::with(&[Personality::Granularity4K]);
@@ -43,6 +41,13 @@ fn release_keeps_memory() {
     card.free_span(spans[0], 2 * CHUNK).unwrap();
     assert_eq!(card.free_memory(), all - CHUNK);
     card.free_span(spans[1], CHUNK).unwrap();
+    assert_eq!(card.free_memory(), all);
+    // Released when the span is gone already.
+    let span = card.reserve(1);
+    let handle = card.chunk(span, CHUNK);
+    card.unmap(span, CHUNK).unwrap();
+    card.free_span(span, CHUNK).unwrap();
+    card.release(handle).unwrap();
     assert_eq!(card.free_memory(), all);
     card.0.assert_clean();
 }
@@ -146,6 +151,8 @@ fn stale_after_map() {
     card.unmap(span + CHUNK, CHUNK).unwrap();
     // Also after the old chunk is gone, and for the part of a larger chunk that lies there.
     card.release(old).unwrap();
+    let unrelated = card.reserve(1);
+    card.free_span(unrelated, CHUNK).unwrap();
     let new = card.chunk(span, 4 * CHUNK);
     assert_eq!(card.read(span + CHUNK - 1, 2).unwrap(), [0xA5, 1]);
     assert_eq!(card.read(span + 2 * CHUNK - 1, 2).unwrap(), [1, 0xA5]);
@@ -158,9 +165,57 @@ fn stale_after_map() {
     assert_eq!(card.read(other + CHUNK - 1, 2).unwrap(), [2, 0xA5]);
     card.unmap(other, 4 * CHUNK).unwrap();
     card.release(new).unwrap();
+    // The oldest translation stays, however often the memory is swapped.
+    let third = card.chunk(span, 4 * CHUNK);
+    assert_eq!(card.read(span + 2 * CHUNK - 1, 2).unwrap(), [2, 2]);
+    card.fill(span + CHUNK, 3, 1, None).unwrap();
+    card.unmap(span, 4 * CHUNK).unwrap();
+    card.release(third).unwrap();
+    let fourth = card.chunk(span + CHUNK, CHUNK);
+    assert_eq!(card.read(span + CHUNK, 2).unwrap(), [3, 2]);
+    card.unmap(span + CHUNK, CHUNK).unwrap();
+    card.release(fourth).unwrap();
     card.free_span(span, 4 * CHUNK).unwrap();
     card.free_span(other, 4 * CHUNK).unwrap();
     card.0.assert_clean();
+}
+
+#[test]
+fn stale_translations_end_with_their_span() {
+    let card = Card::with(&[Personality::StaleAfterMap]);
+    // Not the first address there is, where the large span will start.
+    let first = card.reserve(1);
+    let old = card.reserve(1);
+    card.free_span(first, CHUNK).unwrap();
+    let handle = card.chunk(old, CHUNK);
+    card.fill(old, 1, CHUNK, None).unwrap();
+    card.unmap(old, CHUNK).unwrap();
+    card.free_span(old, CHUNK).unwrap();
+    let large = reserve_over(&card, old);
+    let other = card.chunk(old, CHUNK);
+    assert_eq!(card.read(old, 1).unwrap(), [0xA5]);
+    card.unmap(old, CHUNK).unwrap();
+    card.release(handle).unwrap();
+    card.release(other).unwrap();
+    // The address is that of another span now, and no longer one that was freed.
+    card.breaks(ViolationKind::UnknownSpan, |c| c.free_span(old, CHUNK));
+    card.free_span(large, TIB).unwrap();
+    card.breaks(ViolationKind::DoubleFree, |c| c.free_span(large, TIB));
+    card.0.assert_clean();
+}
+
+const TIB: u64 = 1 << 40;
+
+/// Reserves and frees until a span of 1 TiB lies over an address, which takes a tour of all addresses.
+fn reserve_over(card: &Card, addr: u64) -> u64 {
+    for _ in 0..1000 {
+        let span = card.0.reserve(TIB, CHUNK).unwrap();
+        if (span..span + TIB - CHUNK).contains(&addr) {
+            return span;
+        }
+        card.free_span(span, TIB).unwrap();
+    }
+    panic!("addresses do not come round again");
 }
 
 #[test]

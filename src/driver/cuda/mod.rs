@@ -20,8 +20,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::bytes::Bytes;
 use crate::driver::{
-    Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularity,
-    MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
+    Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult,
+    Granularities, MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
 };
 
 mod context;
@@ -276,7 +276,7 @@ unsafe impl Driver for CudaDriver {
         }
     }
 
-    fn granularity(&self) -> DriverResult<Granularity> {
+    fn granularity(&self) -> DriverResult<Granularities> {
         let prop = self.properties(ChunkProps::PLAIN);
         self.within_vmm(Call::Granularity, |vmm| {
             let ask = |which| {
@@ -285,7 +285,7 @@ unsafe impl Driver for CudaDriver {
                 check(unsafe { (vmm.cuMemGetAllocationGranularity)(&raw mut bytes, &raw const prop, which) })?;
                 Ok(bytes as u64)
             };
-            Ok(Granularity {
+            Ok(Granularities {
                 minimum: ask(ffi::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
                 recommended: ask(ffi::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
             })

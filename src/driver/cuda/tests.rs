@@ -50,7 +50,7 @@ const CHILD: &str = "GROWSPAN_TEST_CHILD";
 /// Runs one of these tests in a process of its own, with an environment variable set. Says whether it passed there.
 fn in_a_child(test: &str, variable: &str, value: &OsStr) -> (bool, String) {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("driver::cuda::tests::{test}"), "--nocapture"])
+        .args(["--exact", &format!("driver::cuda::tests::{test}"), "--nocapture", "--include-ignored"])
         .env(CHILD, "1")
         .env(variable, value)
         .output()

@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 
 use super::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind as Kind, DriverInfo, DriverResult,
-    Granularity, MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
+    Granularities, MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
 };
 use crate::bytes::Bytes;
 use crate::sys::map::{self, SpareEntry};
@@ -261,8 +261,8 @@ unsafe impl Driver for HostDriver {
         map::memfd().map(drop).map_err(|error| failed(Call::Support, &error, Bytes::ZERO))
     }
 
-    fn granularity(&self) -> DriverResult<Granularity> {
-        Ok(Granularity { minimum: self.granularity, recommended: self.granularity })
+    fn granularity(&self) -> DriverResult<Granularities> {
+        Ok(Granularities { minimum: self.granularity, recommended: self.granularity })
     }
 
     fn memory(&self) -> DriverResult<MemoryInfo> {

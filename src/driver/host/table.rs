@@ -256,3 +256,71 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(account: &Arc<Account>) -> Chunk {
+        let memory = Arc::new(account.take(4096).unwrap());
+        Chunk { file: File::open("/dev/null").unwrap(), memory }
+    }
+
+    #[test]
+    fn a_busy_mapping_is_refused_to_everybody_else() {
+        let account = Account::new(4096);
+        let mut table = Table::new(4096);
+        let handle = table.add_handle(chunk(&account));
+        table.add_span(8192, 8192);
+        drop(table.begin_map(8192, 4096, handle).unwrap());
+        let refused = |table: &mut Table| {
+            assert!(table.begin_access(8192, 4096).unwrap_err().contains("still running"));
+            assert!(table.begin_unmap(8192, 4096).unwrap_err().contains("still running"));
+            assert!(table.begin_map(8192, 4096, handle).unwrap_err().contains("meets"));
+            assert!(table.remove_span(8192, 8192).unwrap_err().contains("mapped"));
+        };
+        refused(&mut table);
+        table.settle(8192, 4096);
+        table.begin_access(8192, 4096).unwrap();
+        refused(&mut table);
+        table.settle(8192, 4096);
+        table.begin_unmap(8192, 4096).unwrap();
+        refused(&mut table);
+
+        drop(table.remove_handle(handle).unwrap());
+        assert_eq!(account.free(), 0, "the mapping keeps the memory");
+        drop(table.forget(8192).unwrap());
+        assert_eq!(account.free(), 4096);
+        table.remove_span(8192, 8192).unwrap();
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn an_account_never_gives_more_than_it_has() {
+        let account = Account::new(100);
+        let most = account.take(60).unwrap();
+        assert_eq!(account.take(41).unwrap_err(), 40);
+        assert_eq!(account.take(u64::MAX).unwrap_err(), 40);
+        let rest = account.take(40).unwrap();
+        assert_eq!(account.free(), 0);
+        drop((most, Memory::of_others(50)));
+        assert_eq!(account.free(), 60);
+        drop(rest);
+        assert_eq!((account.free(), account.capacity()), (100, 100));
+    }
+
+    #[test]
+    fn exported_memory_is_found_while_it_lives() {
+        let account = Account::new(8192);
+        let mut table = Table::new(4096);
+        let (first, second) = (chunk(&account), chunk(&account));
+        table.note_export((1, 1), &first.memory);
+        table.note_export((1, 1), &first.memory);
+        assert_eq!(table.exported.len(), 1);
+        assert!(table.exported((1, 1)).is_some() && table.exported((1, 2)).is_none());
+        drop(first);
+        assert!(table.exported((1, 1)).is_none());
+        table.note_export((1, 2), &second.memory);
+        assert_eq!(table.exported.len(), 1, "what is gone is not kept");
+    }
+}

@@ -4,7 +4,7 @@ use core::fmt;
 use std::collections::VecDeque;
 
 use crate::bytes::Bytes;
-use crate::driver::{Call, DriverErrorKind, Granularity, MemoryInfo, RawEvent, RawHandle, RawStream};
+use crate::driver::{Call, DriverErrorKind, Granularities, MemoryInfo, RawEvent, RawHandle, RawStream};
 
 /// The arguments of a call that tell something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -211,7 +211,7 @@ gives! {
     bool: |it| u64::from(*it);
     RawHandle: |it| it.0;
     RawEvent: |it| it.0;
-    Granularity: |it| it.minimum;
+    Granularities: |it| it.minimum;
     MemoryInfo: |it| it.free;
 }
 

@@ -41,7 +41,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::bytes::Bytes;
 
 use super::{
-    Call, ChunkProps, Driver, DriverInfo, DriverResult, Granularity, MapCount, MemoryInfo, OpenFiles, ProcessLimits,
+    Call, ChunkProps, Driver, DriverInfo, DriverResult, Granularities, MapCount, MemoryInfo, OpenFiles, ProcessLimits,
     RawEvent, RawHandle, RawStream,
 };
 
@@ -326,7 +326,7 @@ unsafe impl Driver for SimDriver {
         self.call(Call::Support, Args::NONE, |state| state.support())
     }
 
-    fn granularity(&self) -> DriverResult<Granularity> {
+    fn granularity(&self) -> DriverResult<Granularities> {
         self.call(Call::Granularity, Args::NONE, |state| Ok(state.granularity()))
     }
 

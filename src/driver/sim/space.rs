@@ -88,4 +88,15 @@ mod tests {
         assert!(space.take(SIZE - GUARD, 4096).is_some());
         assert_eq!(space.take(4096, 4096), None);
     }
+
+    #[test]
+    fn holes_are_found_with_room_on_both_sides() {
+        let mut space = Space::new();
+        let addrs: Vec<u64> = (0..3).filter_map(|_| space.take(GUARD, 4096)).collect();
+        space.give(addrs[1]);
+        for from in (addrs[0]..addrs[1]).step_by(64 << 10) {
+            assert_eq!(space.find(from, GUARD, 4096), Some(addrs[1]), "{from:#x}");
+        }
+        assert_eq!(space.find(addrs[0], GUARD + 1, 4096), Some(addrs[2] + 2 * GUARD));
+    }
 }

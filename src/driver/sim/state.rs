@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::driver::{Call, ChunkProps, DriverError, DriverErrorKind, DriverResult, Granularity, MemoryInfo, RawHandle};
+use crate::driver::{
+    Call, ChunkProps, DriverError, DriverErrorKind, DriverResult, Granularities, MemoryInfo, RawHandle,
+};
 
 use super::access::Stale;
 use super::ledger::{Args, Entry, Gives, Ledger, Outcome, ViolationKind};
@@ -201,8 +203,8 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn granularity(&self) -> Granularity {
-        Granularity { minimum: self.options.minimum, recommended: self.options.recommended }
+    pub(super) fn granularity(&self) -> Granularities {
+        Granularities { minimum: self.options.minimum, recommended: self.options.recommended }
     }
 
     pub(super) fn memory(&self) -> MemoryInfo {
