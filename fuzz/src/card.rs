@@ -61,6 +61,13 @@ enum Rule {
 }
 
 impl Card {
+    /// One that does what it says, with plenty of memory.
+    #[cfg(test)]
+    pub(crate) fn sound() -> Self {
+        let (runtime, fallback, sizing) = (Runtime::Sound, Fall::Upfront, Rule::Ladder);
+        Self { runtime, fallback, sizing, granules: 255, keep: 255, contiguous: [false; 3], check_fault: None }
+    }
+
     pub(crate) fn sim(&self) -> SimDriver {
         let total = Bytes::new(GRANULE * if self.granules > 200 { 1 << 18 } else { 24 + u64::from(self.granules) });
         let limit = |n: u8| HELD + 64 + u64::from(n);

@@ -125,7 +125,7 @@ pub(crate) enum How {
 
 /// An element, as a share of the most there can be, and beyond that.
 #[derive(Arbitrary, Clone, Copy, Debug)]
-pub(crate) struct Place(u8, i8);
+pub(crate) struct Place(pub(crate) u8, pub(crate) i8);
 
 impl Place {
     pub(crate) fn within(self, most: usize) -> usize {
@@ -159,20 +159,20 @@ const CALLS: [Call; 16] = [
 /// Driver calls that fail.
 #[derive(Arbitrary, Clone, Debug)]
 pub(crate) struct Fault {
-    when: When,
-    of: Of,
-    kind: Kind,
+    pub(crate) when: When,
+    pub(crate) of: Of,
+    pub(crate) kind: Kind,
 }
 
 #[derive(Arbitrary, Clone, Debug)]
-enum When {
+pub(crate) enum When {
     Nth(u8),
     After(u8),
     Two(u8, u8),
 }
 
 #[derive(Arbitrary, Clone, Debug)]
-enum Of {
+pub(crate) enum Of {
     Any,
     Memory,
     One(u8),
@@ -180,7 +180,7 @@ enum Of {
 }
 
 #[derive(Arbitrary, Clone, Debug)]
-enum Kind {
+pub(crate) enum Kind {
     Usual,
     OutOfMemory,
     OutOfFiles,

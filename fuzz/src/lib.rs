@@ -17,6 +17,8 @@ mod card;
 mod case;
 mod model;
 mod set;
+#[cfg(test)]
+mod tests;
 mod world;
 
 use arbitrary::{Arbitrary, Unstructured};
