@@ -1,0 +1,60 @@
+//! Buffers, a set of buffers and the pool, over a simulated driver that fails on purpose, held against a model.
+//!
+//! A [`Case`] is what the fuzzer makes: a card with the faults of some runtime, and steps that each may have driver
+//! calls fail under them. [`run`] goes through it and panics at the first broken promise. After each step:
+//!
+//! * no rule of the driver was broken, and nothing was unmapped under pending work;
+//! * an operation that failed has changed nothing, but for what its documentation names; one that no fault struck fails
+//!   only for want of something;
+//! * addresses have not moved, lengths and capacities fit what is mapped, the chunks lie side by side;
+//! * every byte that was written is still there, and cleared ones are zero;
+//! * the accounts say what the driver says: bytes, handles, addresses, open files, map entries.
+//!
+//! And when everything is dropped and the pool trimmed, the device is as it was, or the accounts say what it kept.
+
+mod buffer;
+mod card;
+mod case;
+mod model;
+mod set;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use arbitrary::{Arbitrary, Unstructured};
+
+pub use case::Case;
+
+/// Runs one case.
+///
+/// # Panics
+/// When the crate breaks a promise, saying which, at which step.
+pub fn run(case: &Case) {
+    let Some(mut world) = world::World::open(&case.card) else { return };
+    for (number, step) in case.steps.iter().take(case::MOST_STEPS).enumerate() {
+        world.step(number, step);
+    }
+    world.end(&case.ending);
+}
+
+/// Runs the case that these bytes make, if they make one: what the fuzzer does with an input.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_bytes(bytes: &[u8]) {
+    if let Ok(case) = Case::arbitrary_take_rest(Unstructured::new(bytes)) {
+        run(&case);
+    }
+}
+
+/// Prints the case that these bytes make, a line per step.
+pub fn show(bytes: &[u8]) {
+    match Case::arbitrary_take_rest(Unstructured::new(bytes)) {
+        Err(error) => println!("no case: {error}"),
+        Ok(Case { card, steps, ending }) => {
+            println!("{card:?}");
+            steps.iter().enumerate().for_each(|(number, step)| println!("{number}: {step:?}"));
+            println!("{ending:?}");
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! A device, what lives on it, and what must be true of it after each step.
+
+use bytemuck::Pod;
+use growspan::driver::Call;
+use growspan::driver::RawStream;
+use growspan::driver::fault::{FaultControl, FaultPlan, Faulty, Strike};
+use growspan::driver::sim::SimDriver;
+use growspan::{Chunk, Device, Error, Event, GrowableBuffer, Mode, Snapshot};
+
+use crate::buffer::Slot;
+use crate::card::{Card, GRANULE, HELD};
+use crate::case::{Ending, Fault, Op, PoolOp, Step, Which};
+use crate::model::Seen;
+use crate::set::SetSlot;
+
+/// What everything needs.
+pub(crate) struct Env {
+    pub(crate) card: Card,
+    pub(crate) sim: SimDriver,
+    pub(crate) device: Device,
+    pub(crate) stream: RawStream,
+    pub(crate) event: Event,
+}
+
+/// How an operation ended.
+pub(crate) struct Done {
+    pub(crate) error: Option<Error>,
+    /// What was asked for is possible at all.
+    pub(crate) valid: bool,
+    pub(crate) leeway: Leeway,
+}
+
+/// What a failure may leave other than it was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leeway {
+    Nothing,
+    /// More committed, if what undoes a growth was struck too.
+    UndoFails,
+    /// More committed, and with it another address: the documentation names only the length.
+    Keeps,
+    /// Shorter and smaller buffers.
+    Falls,
+}
+
+impl Done {
+    pub(crate) fn ok() -> Self {
+        Self { error: None, valid: true, leeway: Leeway::Nothing }
+    }
+
+    pub(crate) fn of<T>(result: Result<T, Error>, valid: bool) -> Self {
+        Self { error: result.err(), valid, leeway: Leeway::Nothing }
+    }
+
+    pub(crate) fn or(mut self, leeway: Leeway) -> Self {
+        self.leeway = leeway;
+        self
+    }
+}
+
+pub(crate) struct World {
+    env: Env,
+    control: FaultControl,
+    a: Slot<u32>,
+    b: Slot<[u8; 3]>,
+    set: SetSlot,
+    loose: Vec<Chunk>,
+    /// A fault struck what gives memory back or waits, so that something may be stranded.
+    spoiled: bool,
+    /// The device was lost, or the crate was told so: nothing can be given back.
+    lost: bool,
+}
+
+/// Calls that, when they fail, may leave something behind.
+fn spoils(strike: &Strike) -> bool {
+    use Call::{EventDestroy, Free, FreeSpan, Release, Synchronize, Unmap};
+    matches!(strike.call, EventDestroy | Free | FreeSpan | Release | Synchronize | Unmap)
+}
+
+impl World {
+    /// None if the check lost the device, or was made to leave something on it.
+    pub(crate) fn open(card: &Card) -> Option<Self> {
+        let sim = card.sim();
+        let faulty = Faulty::new(sim.driver(), FaultPlan::count());
+        let control = faulty.control();
+        control.disarm();
+        let device = card.options().open(std::sync::Arc::new(faulty)).unwrap();
+        arm(&control, card.check_fault.as_ref());
+        let mode = device.verdict().mode();
+        control.disarm();
+        assert_eq!(sim.violations(), [], "during the check");
+        let figures = sim.figures();
+        let strikes = control.strikes();
+        if device.memory().is_err() {
+            return None;
+        }
+        if !strikes.iter().any(spoils) {
+            let left = (figures.handles, figures.spans, figures.mappings);
+            assert_eq!(left, (0, 0, 0), "the check left something: {strikes:?}");
+        }
+        if strikes.is_empty() && card.is_broken() {
+            assert_eq!(mode, Mode::Contiguous, "{}", device.verdict().report());
+        }
+        if figures.handles > 0 || figures.spans > 0 || figures.mappings > 0 {
+            return None;
+        }
+        let env = Env { card: card.clone(), stream: sim.stream(), event: device.event().unwrap(), sim, device };
+        let mut world = Self {
+            a: Slot::new(40 * usize::try_from(GRANULE).unwrap() / 4),
+            b: Slot::new(14 * usize::try_from(GRANULE).unwrap() / 3 + 1),
+            set: SetSlot::new(),
+            loose: Vec::new(),
+            control,
+            spoiled: false,
+            lost: false,
+            env,
+        };
+        let built = [world.a.build(&world.env), world.b.build(&world.env), world.set.build(&world.env)];
+        for done in built {
+            world.judge(&done, &[]);
+        }
+        world.check(&Before::default(), None, &[]);
+        Some(world)
+    }
+
+    pub(crate) fn step(&mut self, number: usize, step: &Step) {
+        let before = self.before();
+        arm(&self.control, step.fault.as_ref());
+        let done = self.apply(&step.op);
+        self.control.disarm();
+        let strikes = self.control.strikes();
+        self.spoiled |= strikes.iter().any(spoils);
+        let context = Context { number, step, done: &done, strikes: &strikes };
+        // A panic shows where it came from.
+        let guard = Guard(&context);
+        self.lost |= self.env.device.memory().is_err();
+        if !self.lost {
+            self.judge(&done, &strikes);
+        }
+        self.check(&before, Some(&done), &strikes);
+        std::mem::forget(guard);
+    }
+
+    fn apply(&mut self, op: &Op) -> Done {
+        match op {
+            Op::Buffer(Which::A, op) => self.a.apply(&self.env, op),
+            Op::Buffer(Which::B, op) => self.b.apply(&self.env, op),
+            Op::Set(op) => self.set.apply(&self.env, op),
+            Op::Pool(op) => self.pool(op),
+            Op::Others(share) => {
+                let total = self.env.device.snapshot().total.map_or(0, |total| total.get());
+                self.env.sim.set_used_by_others(growspan::Bytes::new(total / 256 * u64::from(*share)));
+                Done::ok()
+            }
+            Op::Finish => {
+                self.env.sim.finish_all();
+                Done::ok()
+            }
+            Op::Lose([true, true, true, true]) => {
+                self.env.sim.lose();
+                Done::ok()
+            }
+            Op::Lose(_) => Done::ok(),
+        }
+    }
+
+    fn pool(&mut self, op: &PoolOp) -> Done {
+        let pool = self.env.device.pool();
+        let bytes = |granules: u8| growspan::Bytes::new(GRANULE * u64::from(granules % 24));
+        match *op {
+            // Chunks are for spans.
+            PoolOp::Take { .. } if self.env.device.verdict().mode() == Mode::Contiguous => Done::ok(),
+            PoolOp::Take { granules } => {
+                let result = pool.take(bytes(granules)).map(|chunk| self.loose.push(chunk));
+                Done::of(result, !bytes(granules).is_zero())
+            }
+            PoolOp::Put => {
+                self.loose.pop().into_iter().for_each(|chunk| pool.put(chunk));
+                Done::ok()
+            }
+            PoolOp::Drop => {
+                self.loose.pop();
+                Done::ok()
+            }
+            PoolOp::Trim { granules } => {
+                let trimmed = pool.trim(bytes(granules));
+                assert_eq!(trimmed.kept, pool.kept());
+                assert!(trimmed.error.is_some() || trimmed.kept <= bytes(granules), "{trimmed:?}");
+                Done::ok()
+            }
+            PoolOp::Keep { granules } => {
+                pool.set_keep_limit(bytes(granules));
+                assert_eq!(pool.keep_limit(), bytes(granules));
+                Done::ok()
+            }
+        }
+    }
+
+    fn before(&self) -> Before {
+        Before {
+            seen: self.seen(),
+            snapshot: Some(self.env.device.snapshot()),
+            trimmable: self.env.device.pool().kept().get(),
+        }
+    }
+
+    /// Whether the operation was allowed to end so.
+    fn judge(&self, done: &Done, strikes: &[Strike]) {
+        let Some(error) = &done.error else {
+            assert!(done.valid, "it succeeded, and cannot have");
+            return;
+        };
+        assert!(!error.to_string().is_empty());
+        if !strikes.is_empty() {
+            return;
+        }
+        let card = &self.env.card;
+        let fair = match error {
+            Error::BeyondMax { .. } | Error::ShrinkAboveLen { .. } | Error::OutOfBounds { .. } => !done.valid,
+            Error::Overflow { .. } | Error::ChunkSize { .. } => !done.valid,
+            Error::OutOfMemory(_) => true,
+            Error::OutOfFiles(_) => card.limits_files(),
+            Error::OutOfMaps(_) => card.limits_maps(),
+            Error::Reserve { .. } => card.limits_spans(),
+            Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
+            Error::Blocked { .. } => self.spoiled,
+            _ => false,
+        };
+        assert!(fair, "an error without a cause: {error:?}");
+    }
+
+    fn seen(&self) -> Vec<Option<Seen>> {
+        let [c, d] = self.set.seen();
+        vec![self.a.seen(), self.b.seen(), c, d]
+    }
+
+    /// Everything that must be true between steps.
+    fn check(&self, before: &Before, done: Option<&Done>, strikes: &[Strike]) {
+        let env = &self.env;
+        assert_eq!(env.sim.violations(), [], "against the driver's rules");
+        let error = done.and_then(|done| done.error.as_ref());
+        if self.lost {
+            // Nothing can be known of the device any more; lengths may have fallen.
+            return;
+        }
+        self.a.check();
+        self.b.check();
+        self.set.check();
+        let undo_struck = strikes.iter().any(|strike| matches!(strike.call, Call::Unmap | Call::Free));
+        let seen = self.seen();
+        for (was, is) in before.seen.iter().zip(&seen) {
+            let (Some(was), Some(is)) = (was, is) else { continue };
+            if was.mode == Mode::Virtual || was.moves == is.moves && was.address != 0 {
+                assert_eq!(was.address, is.address, "the address moved");
+            }
+            let (Some(error), Some(done)) = (error, done) else { continue };
+            match done.leeway {
+                _ if matches!(error, Error::Rollback { .. }) => assert!(is.len <= was.len, "{was:?} {is:?}"),
+                Leeway::Falls => assert!(is.len <= was.len && is.committed <= was.committed, "{was:?} {is:?}"),
+                Leeway::UndoFails if !undo_struck => assert_eq!(was, is, "it failed, and changed a buffer"),
+                Leeway::UndoFails | Leeway::Keeps => {
+                    assert!(is.len == was.len && is.committed >= was.committed, "{was:?} {is:?}");
+                }
+                Leeway::Nothing => assert_eq!(was, is, "it failed, and changed a buffer"),
+            }
+        }
+        self.check_accounts(&seen);
+        if let (Some(was), Some(error)) = (&before.snapshot, error) {
+            let exact = done.is_some_and(|done| matches!(done.leeway, Leeway::Nothing | Leeway::UndoFails));
+            if exact && !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. }) {
+                self.check_failure(was, before, error, strikes);
+            }
+        }
+    }
+
+    /// The accounts say what the driver says.
+    fn check_accounts(&self, seen: &[Option<Seen>]) {
+        let (snapshot, figures) = (self.env.device.snapshot(), self.env.sim.figures());
+        let sum = |mode| seen.iter().flatten().filter(|seen| seen.mode == mode).map(|seen| seen.committed).sum::<u64>();
+        assert_eq!(snapshot.bytes_mapped.get(), sum(Mode::Virtual), "mapped");
+        assert_eq!(snapshot.bytes_contiguous.get(), sum(Mode::Contiguous), "contiguous");
+        assert_eq!(snapshot.bytes_pooled, self.env.device.pool().kept(), "pooled");
+        let loose: u64 = self.loose.iter().map(|chunk| chunk.bytes().get()).sum();
+        assert_eq!(snapshot.bytes_in_hand.get(), loose, "in hand");
+        assert_eq!(snapshot.bytes_retiring.get(), 0, "retiring");
+        assert_eq!(snapshot.bytes_held().get(), figures.chunks.get() + figures.allocated.get(), "held: {snapshot}");
+        assert_eq!(snapshot.chunks, figures.handles, "handles: {snapshot}");
+        if let Some(files) = snapshot.open_files {
+            assert_eq!((files.ours, files.others), (figures.open_files - HELD, HELD), "open files");
+        }
+        if let Some(entries) = snapshot.map_entries {
+            assert_eq!((entries.ours, entries.others), (figures.map_entries - HELD, HELD), "map entries");
+        }
+        if !self.spoiled {
+            assert!(snapshot.bytes_stranded.is_zero(), "stranded: {snapshot}");
+            let reserved: u64 = seen.iter().flatten().filter(|s| s.mode == Mode::Virtual).map(|s| s.reserved).sum();
+            assert_eq!(snapshot.bytes_reserved.get(), reserved, "reserved: {snapshot}");
+            assert_eq!(figures.reserved.get(), reserved, "spans: {snapshot}");
+        }
+    }
+
+    /// A failed operation has changed nothing on the device.
+    fn check_failure(&self, was: &Snapshot, before: &Before, error: &Error, strikes: &[Strike]) {
+        let is = self.env.device.snapshot();
+        let fixed = |it: &Snapshot| {
+            let Snapshot { bytes_reserved, bytes_mapped, bytes_in_hand, bytes_contiguous, bytes_stranded, .. } = *it;
+            [bytes_reserved, bytes_mapped, bytes_in_hand, bytes_contiguous, bytes_stranded]
+        };
+        assert_eq!(fixed(was), fixed(&is), "it failed, and changed the accounts");
+        let pooled = is.bytes_pooled.get();
+        match error {
+            // The pool is given up before a shortage is believed.
+            Error::OutOfMemory(_) | Error::OutOfFiles(_) => assert!(pooled <= before.trimmable, "pooled: {is}"),
+            _ => {
+                assert!(pooled == before.trimmable || pooled < before.trimmable && !strikes.is_empty(), "pooled: {is}")
+            }
+        }
+    }
+
+    /// Drops everything and looks at what is left.
+    pub(crate) fn end(mut self, ending: &Ending) {
+        arm(&self.control, ending.fault.as_ref());
+        let mut order = [0_u8, 1, 2, 3];
+        order.rotate_left(usize::from(ending.order % 4));
+        if ending.order & 4 != 0 {
+            order.reverse();
+        }
+        for each in order {
+            match each {
+                0 => self.a.end(ending.close),
+                1 => self.b.end(ending.close),
+                2 => self.set.end(),
+                _ => self.loose.clear(),
+            }
+        }
+        self.control.disarm();
+        self.spoiled |= self.control.strikes().iter().any(spoils);
+        self.lost |= self.env.device.memory().is_err();
+        self.env.device.pool().trim(growspan::Bytes::ZERO);
+        let snapshot = self.env.device.snapshot();
+        let Env { sim, device, event, .. } = self.env;
+        drop((event, device));
+        assert_eq!(sim.violations(), [], "at the end: {ending:?}");
+        sim.finish_all();
+        assert_eq!(sim.violations(), [], "after the end: {ending:?}");
+        let held = snapshot.bytes_held();
+        assert_eq!(held, snapshot.bytes_stranded, "at the end: {snapshot}, {ending:?}");
+        if self.lost {
+            return;
+        }
+        let figures = sim.figures();
+        assert_eq!(held.get(), figures.chunks.get() + figures.allocated.get(), "at the end: {snapshot}, {ending:?}");
+        if !self.spoiled {
+            sim.assert_clean();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Before {
+    seen: Vec<Option<Seen>>,
+    snapshot: Option<Snapshot>,
+    trimmable: u64,
+}
+
+fn arm(control: &FaultControl, fault: Option<&Fault>) {
+    match fault {
+        Some(fault) => control.arm(fault.plan()),
+        None => control.arm(FaultPlan::count()),
+    }
+}
+
+struct Context<'a> {
+    number: usize,
+    step: &'a Step,
+    done: &'a Done,
+    strikes: &'a [Strike],
+}
+
+/// Prints the step if it is dropped, which only a panic does.
+struct Guard<'a>(&'a Context<'a>);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let Context { number, step, done, strikes } = self.0;
+        eprintln!("at step {number}: {step:?}\nended with {:?}\nstruck {strikes:?}", done.error);
+    }
+}
+
+/// Shows a buffer, if there is one.
+pub(crate) fn seen<T: Pod>(buffer: Option<&GrowableBuffer<T>>) -> Option<Seen> {
+    buffer.map(Seen::of)
+}
