@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
-use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, Gate};
+use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
 
 /// One device's shared state.
@@ -117,6 +117,14 @@ impl Card {
 
     pub(crate) fn id(&self) -> String {
         self.gate.info().id()
+    }
+
+    /// That a stream may be handed to this card's driver: one of a simulated device leads nowhere on a real one.
+    pub(crate) fn check_stream(&self, stream: RawStream) -> Result<()> {
+        if stream.fits(self.gate.info().backend) {
+            return Ok(());
+        }
+        Err(Error::OtherDevice { what: "a stream", theirs: "a simulated device".to_owned(), ours: self.id() })
     }
 
     /// An error of a call that asked for `asked` bytes of memory, with the figures that explain it. Open files are

@@ -11,7 +11,7 @@ use crate::card::Card;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{CheckForm, ChunkProps, Driver, DriverInfo, MemoryInfo};
 use crate::error::{Error, Result};
-use crate::pool::{ChunkPool, Sizing};
+use crate::pool::{Chunk, ChunkPool, Sizing};
 use crate::quiesce::Event;
 use crate::range::ReservedRange;
 use crate::stats::Snapshot;
@@ -167,14 +167,33 @@ impl Device {
         if bytes.is_zero() {
             return Err(Error::ZeroLength { what: "a span" });
         }
-        let verdict = self.verdict();
-        if let Some(reason) = verdict.reason() {
-            return Err(Error::Refused { device: self.info().id(), reason: reason.clone() });
-        }
-        let granularity = verdict.granularity();
+        let granularity = self.require_virtual()?;
         let span =
             bytes.round_up(granularity).ok_or(Error::Overflow { what: "a span", count: bytes.get(), size: 1 })?;
         ReservedRange::reserve(&self.inner.card, span.get(), granularity.get())
+    }
+
+    /// A chunk of `bytes`, a multiple of the granularity: from the pool if it keeps one of that size, else a new one.
+    /// When memory or open files run out, the pool is emptied and it is tried once more.
+    ///
+    /// # Errors
+    /// [`Error::ChunkSize`]; [`Error::OutOfMemory`] or [`Error::OutOfFiles`] with the figures; [`Error::Refused`] where
+    /// virtual memory is off; what the driver says.
+    pub fn chunk(&self, bytes: Bytes) -> Result<Chunk> {
+        let (granularity, max) = (self.require_virtual()?, self.verdict().quirks().max_chunk);
+        if bytes.is_zero() || !bytes.get().is_multiple_of(granularity.get()) || bytes > max {
+            return Err(Error::ChunkSize { asked: bytes, granularity, max });
+        }
+        self.pool().take_one(bytes.get()).map(|taken| taken.chunk)
+    }
+
+    /// The granularity, where virtual memory is on.
+    fn require_virtual(&self) -> Result<Bytes> {
+        let verdict = self.verdict();
+        match verdict.reason() {
+            Some(reason) => Err(Error::Refused { device: self.info().id(), reason: reason.clone() }),
+            None => Ok(verdict.granularity()),
+        }
     }
 
     /// Free and total memory, as the driver says.

@@ -160,8 +160,8 @@ pub enum Error {
         /// How far the span can be used.
         usable: Bytes,
     },
-    /// An operation failed and undoing it failed too. The buffer is usable, but its length may have fallen to what is
-    /// still mapped.
+    /// An operation failed and undoing it failed too. What is there is usable, but it may have more memory under it than
+    /// before, or less, and then its length has fallen to what is still mapped.
     Rollback {
         /// What failed first.
         first: Box<Error>,

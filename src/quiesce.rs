@@ -49,6 +49,7 @@ impl Quiesce<'_> {
         match self {
             Self::Device => Ok(card.gate().synchronize()?),
             Self::Stream(stream) => {
+                card.check_stream(*stream)?;
                 // SAFETY: whoever made the raw stream promised that it is alive and of the device it is used with.
                 Ok(unsafe { card.gate().synchronize_stream(*stream) }?)
             }
@@ -89,6 +90,7 @@ impl Event {
     /// # Errors
     /// What the driver says.
     pub fn record(&self, stream: RawStream) -> Result<()> {
+        self.card.check_stream(stream)?;
         // SAFETY: the event is alive until it is dropped; whoever made the raw stream promised the same of it.
         Ok(unsafe { self.card.gate().event_record(self.raw, stream) }?)
     }

@@ -25,7 +25,7 @@ use crate::pool::Chunk;
 /// # fn main() -> growspan::Result<()> {
 /// let device = Device::host()?;
 /// let mut range = device.reserve(Bytes::gib(64))?;
-/// let chunk = device.pool().take(Bytes::mib(2))?;
+/// let chunk = device.chunk(Bytes::mib(2))?;
 /// range.append(vec![chunk])?;
 /// assert_eq!(range.mapped(), Bytes::mib(2));
 /// // SAFETY: nothing uses the memory.

@@ -207,22 +207,28 @@ impl Backing for Segmented {
                 return Err(rejected.error);
             }
         };
+        let full = self.committed();
         let Taken { chunk, fresh } = copy;
         // SAFETY: the caller promises that nothing touches the memory.
-        match unsafe { self.range.replace_last(vec![chunk]) } {
+        let rejected = match unsafe { self.range.replace_last(vec![chunk]) } {
             Ok(old) => {
                 let released = self.keep(above) + self.keep(old) - (end - start);
-                Ok(self.shrunk(released, None))
+                return Ok(self.shrunk(released, None));
             }
-            Err(rejected) => {
-                self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
-                match self.range.append(above) {
-                    Ok(()) => Err(rejected.error),
-                    Err(again) => {
-                        self.keep(again.chunks);
-                        Err(again.error.after(rejected.error))
-                    }
-                }
+            Err(rejected) => rejected,
+        };
+        if self.committed() != full {
+            // The old chunk could not be put back: what lay above it has lost its place.
+            self.keep(rejected.chunks);
+            self.keep(above);
+            return Err(rejected.error);
+        }
+        self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
+        match self.range.append(above) {
+            Ok(()) => Err(rejected.error),
+            Err(again) => {
+                self.keep(again.chunks);
+                Err(again.error.after(rejected.error))
             }
         }
     }

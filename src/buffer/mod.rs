@@ -204,8 +204,8 @@ impl<T> GrowableBuffer<T> {
     /// store.
     ///
     /// # Errors
-    /// [`Error::BeyondMax`]; [`Error::OutOfMemory`], [`Error::OutOfFiles`], [`Error::OutOfMaps`] with the figures; what
-    /// the driver says. The buffer is then as it was.
+    /// [`Error::BeyondMax`]; [`Error::OutOfMemory`], [`Error::OutOfFiles`], [`Error::OutOfMaps`] with the figures, after
+    /// the pool was emptied and it was tried once more; what the driver says. The buffer is then as it was.
     #[inline]
     pub fn grow_to(&mut self, len: usize) -> Result<()> {
         if len <= self.capacity {
@@ -243,6 +243,7 @@ impl<T> GrowableBuffer<T> {
     where
         T: bytemuck::Zeroable,
     {
+        stream.map_or(Ok(()), |stream| self.device.card().check_stream(stream))?;
         self.grow_with(len, |gate, address, bytes| {
             // SAFETY: the new elements are committed and nobody's yet. On a stream the clearing is ordered before
             // whatever else is queued there, and a shrink waits for it as for any work.
@@ -263,8 +264,11 @@ impl<T> GrowableBuffer<T> {
                 Ok(())
             }
             Err(error) => {
-                self.undo_growth(growth)?;
-                Err(error.into())
+                let error = Error::from(error);
+                Err(match self.undo_growth(growth) {
+                    Ok(()) => error,
+                    Err(then) => then.after(error),
+                })
             }
         }
     }

@@ -107,7 +107,8 @@ impl BufferSet {
     /// Grows all members to `rows` rows; does nothing if there are as many.
     ///
     /// # Errors
-    /// That of the first member that cannot grow. All members are then as they were.
+    /// That of the first member that cannot grow. All members are then as they were, unless it is
+    /// [`Error::Rollback`]: then no length has changed, but some member has kept memory.
     pub fn grow_to(&mut self, rows: usize) -> Result<()> {
         if rows <= self.rows {
             return Ok(());
@@ -116,10 +117,7 @@ impl BufferSet {
         for (index, member) in self.members.iter_mut().enumerate() {
             match member.target(index, rows).and_then(|len| Ok((member.begin(len)?, len))) {
                 Ok(growth) => growths.push(growth),
-                Err(error) => {
-                    self.undo(growths);
-                    return Err(error);
-                }
+                Err(error) => return Err(self.undo(growths, error)),
             }
         }
         for (member, (growth, len)) in self.members.iter_mut().zip(growths) {
@@ -139,13 +137,15 @@ impl BufferSet {
         self.grow_to(rows)
     }
 
-    fn undo(&mut self, growths: Vec<(Growth, usize)>) {
+    /// Takes growths back after one failed with `error`; gives the error to report.
+    fn undo(&mut self, growths: Vec<(Growth, usize)>, mut error: Error) -> Error {
         // The latest first, as a backing wants it.
         for (member, (growth, _)) in self.members.iter_mut().zip(growths).rev() {
-            if let Err(error) = member.undo(growth) {
-                tracing::warn!(%error, "a member of a set kept memory of a growth that was undone");
+            if let Err(then) = member.undo(growth) {
+                error = then.after(error);
             }
         }
+        error
     }
 
     /// Shortens all members to `rows` rows and keeps the memory; does nothing if there are not as many.

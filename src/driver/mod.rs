@@ -47,11 +47,15 @@ pub struct RawHandle(pub u64);
 
 /// A driver's stream: the value of a `CUstream` or `hipStream_t`, or the device's default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RawStream(usize);
+pub struct RawStream {
+    raw: usize,
+    /// Of a simulated device: a number that no real driver may follow.
+    simulated: bool,
+}
 
 impl RawStream {
     /// The device's default stream.
-    pub const DEFAULT: Self = Self(0);
+    pub const DEFAULT: Self = Self { raw: 0, simulated: false };
 
     /// The stream behind a raw `CUstream` or `hipStream_t`.
     ///
@@ -60,13 +64,30 @@ impl RawStream {
     /// follow the pointer.
     #[must_use]
     pub unsafe fn from_raw(raw: *mut core::ffi::c_void) -> Self {
-        Self(raw.expose_provenance())
+        Self { raw: raw.expose_provenance(), simulated: false }
     }
 
-    /// The raw value, as the driver gave it.
+    /// A simulated device's stream.
+    #[cfg(feature = "sim")]
+    pub(crate) const fn simulated(raw: usize) -> Self {
+        Self { raw, simulated: true }
+    }
+
+    /// The raw value, as the driver gave it; null for a stream of a simulated device.
     #[must_use]
     pub fn as_raw(self) -> *mut core::ffi::c_void {
-        core::ptr::with_exposed_provenance_mut(self.0)
+        core::ptr::with_exposed_provenance_mut(if self.simulated { 0 } else { self.raw })
+    }
+
+    /// Whether a driver of this kind may be handed it.
+    pub(crate) fn fits(self, backend: Backend) -> bool {
+        self.simulated == (backend == Backend::Sim) || self == Self::DEFAULT
+    }
+}
+
+impl fmt::Display for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.raw)
     }
 }
 

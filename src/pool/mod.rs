@@ -20,7 +20,7 @@ pub use ladder::{Sizing, UnknownSizing};
 use crate::bytes::Bytes;
 use crate::card::Card;
 use crate::driver::{ChunkProps, DriverError};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Kept chunks of one device, by size. Cheap to clone; all clones are the same pool.
 ///
@@ -80,20 +80,6 @@ impl ChunkPool {
     pub(crate) fn new(card: &Arc<Card>, props: ChunkProps, keep: u64) -> Self {
         let kept = Mutex::new(Kept { classes: BTreeMap::new(), bytes: 0, keep });
         Self { inner: Arc::new(Inner { card: Arc::clone(card), props, kept }) }
-    }
-
-    /// A chunk of `bytes`: a kept one if there is one, else a new one. When memory or open files run out, everything
-    /// kept is released and it is tried once more.
-    ///
-    /// # Errors
-    /// [`Error::ChunkSize`] for zero; [`Error::OutOfMemory`] or [`Error::OutOfFiles`] with the figures; what the driver
-    /// says.
-    pub fn take(&self, bytes: Bytes) -> Result<Chunk> {
-        if bytes.is_zero() {
-            let granularity = Bytes::new(1);
-            return Err(Error::ChunkSize { asked: bytes, granularity, max: Bytes::new(u64::MAX) });
-        }
-        self.take_one(bytes.get()).map(|taken| taken.chunk)
     }
 
     /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device is
@@ -200,7 +186,9 @@ impl ChunkPool {
         }
     }
 
-    fn take_one(&self, bytes: u64) -> Result<Taken> {
+    /// A chunk of a size the device maps: a kept one if there is one, else a new one. When memory or open files run out,
+    /// everything kept is released and it is tried once more.
+    pub(crate) fn take_one(&self, bytes: u64) -> Result<Taken> {
         if let Some(chunk) = self.remove(bytes) {
             return Ok(Taken { chunk, fresh: false });
         }

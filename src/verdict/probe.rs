@@ -16,7 +16,7 @@ use super::{
 };
 use crate::backing::Mode;
 use crate::bytes::Bytes;
-use crate::card::{Card, check_address};
+use crate::card::{Card, check_address, twice};
 use crate::driver::{CheckForm, ChunkProps, DriverError, MemoryInfo, Quirks, RawHandle};
 use crate::pool::Sizing;
 
@@ -513,18 +513,18 @@ impl Probe {
         let mut clean = true;
         for (handle, bytes, at) in held.chunks.drain(..).rev() {
             if let Some(address) = at {
-                // SAFETY: as in `unmap_all`.
-                if unsafe { gate.unmap(address, bytes) }.is_err() {
+                // SAFETY: as in `unmap_all`; a second try comes only after the first failed.
+                if twice(|| unsafe { gate.unmap(address, bytes) }).is_err() {
                     clean = false;
                     continue;
                 }
             }
-            // SAFETY: as in `release_all`.
-            clean &= unsafe { gate.release(handle) }.is_ok();
+            // SAFETY: as in `release_all`; a second try comes only after the first failed.
+            clean &= twice(|| unsafe { gate.release(handle) }).is_ok();
         }
         if let Some((base, bytes)) = held.span.take().filter(|_| clean) {
             // SAFETY: as in `free_span`; everything under it was just taken away.
-            clean = unsafe { gate.free_span(base, bytes) }.is_ok();
+            clean = twice(|| unsafe { gate.free_span(base, bytes) }).is_ok();
         }
         if !clean {
             tracing::warn!(device = %gate.info().id(), "the driver kept some of what the start-up check held");

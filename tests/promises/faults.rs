@@ -196,6 +196,40 @@ fn a_set_grows_as_one_or_not_at_all() {
     }
 }
 
+/// Two failures: the undo of the first may meet the second. Lengths may fall then, but what is left is what was there.
+#[test]
+fn two_failures_cost_no_byte_of_what_is_left() {
+    for world in World::all() {
+        for operation in &OPERATIONS {
+            let mut buffer = operation.prepare(&world);
+            world.faults.arm(FaultPlan::count());
+            let _ = (operation.act)(&mut buffer);
+            let calls = world.faults.counted();
+            world.faults.disarm();
+            drop(buffer);
+            for first in 1..=calls {
+                for second in first + 1..=(calls + 6).min(first + 12) {
+                    let mut buffer = operation.prepare(&world);
+                    let mut before = vec![0; buffer.len()];
+                    buffer.copy_out(0, &mut before).unwrap();
+                    let what = format!("{}: {}, calls {first} and {second} failing", world.name, operation.name);
+                    world.faults.arm(FaultPlan::list([first, second]));
+                    let result = (operation.act)(&mut buffer);
+                    world.faults.disarm();
+                    assert!(result.is_ok() || buffer.len() <= before.len(), "{what}: {result:?}");
+                    let kept = buffer.len().min(before.len());
+                    let mut after = vec![0; kept];
+                    buffer.copy_out(0, &mut after).unwrap();
+                    assert!(after == before[..kept], "{what}: {result:?}");
+                    world.assert_balanced(&what);
+                    drop(buffer);
+                    world.assert_only_stranded(&what);
+                }
+            }
+        }
+    }
+}
+
 /// A driver that keeps failing: there is no way back to how it was, but nothing may break, and the books must say so.
 #[test]
 fn lasting_failures_are_accounted_for() {

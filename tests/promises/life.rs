@@ -189,6 +189,15 @@ fn bad_input_gets_a_typed_error_with_figures() {
     assert_eq!(buffer.len(), 1000);
     drop(buffer);
 
+    // A stream of a simulated device leads nowhere on a real one.
+    let stream = SimDriver::new().stream();
+    let host = World::host(DeviceOptions::new());
+    let mut buffer = host.buffer();
+    assert!(matches!(buffer.grow_zeroed(10, Some(stream)), Err(Error::OtherDevice { .. })));
+    buffer.grow_to(10).unwrap();
+    assert!(matches!(buffer.shrink_to(0, Quiesce::Stream(stream)), Err(Error::OtherDevice { .. })));
+    assert!(matches!(host.device.event().unwrap().record(stream), Err(Error::OtherDevice { .. })));
+
     for name in ["", "gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "host:0", "hip:99999999999", "auto:1"] {
         assert!(matches!(Device::named(name), Err(Error::UnknownDevice { .. })), "{name}");
     }
@@ -198,7 +207,9 @@ fn bad_input_gets_a_typed_error_with_figures() {
     }
     assert!(matches!(device.reserve(Bytes::ZERO), Err(Error::ZeroLength { .. })));
     assert!(matches!(device.reserve(Bytes::new(u64::MAX)), Err(Error::Overflow { .. })));
-    assert!(matches!(device.pool().take(Bytes::ZERO), Err(Error::ChunkSize { .. })));
+    for size in [Bytes::ZERO, Bytes::new(5), Bytes::mib(3), Bytes::gib(2)] {
+        assert!(matches!(device.chunk(size), Err(Error::ChunkSize { .. })), "{size}");
+    }
     world.assert_empty("bad input");
 }
 

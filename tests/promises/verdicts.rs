@@ -83,11 +83,8 @@ fn the_check_survives_any_failed_call_and_leaves_nothing() {
                     _ => assert!(verdict.reason().is_some()),
                 }
                 assert_eq!(sim.violations(), [], "{form:?}, call {k} ({strike})");
-                let left = sim.figures();
-                // One failed call of giving back may cost what it was about, and no more.
-                let gives_back = matches!(strike, Call::Unmap | Call::Release | Call::FreeSpan);
-                assert!(left.handles <= u64::from(gives_back), "{form:?}, call {k} ({strike}): {left:?}");
-                assert!(left.spans <= u64::from(gives_back), "{form:?}, call {k} ({strike}): {left:?}");
+                // Also a failed call of giving back costs nothing: it is made again.
+                sim.check_clean().unwrap_or_else(|left| panic!("{form:?}, call {k} ({strike}): {left}"));
                 k += 1;
             }
         }

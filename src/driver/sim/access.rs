@@ -194,7 +194,7 @@ impl State {
     /// # Safety
     /// As [`work`](Self::work), until the work is done.
     pub(super) unsafe fn submit(&mut self, work: Work, stream: Option<RawStream>) -> Step<()> {
-        let queue = stream.map_or(0, |stream| stream.0);
+        let queue = stream.map_or(0, |stream| stream.raw);
         self.check_stream(queue)?;
         check_work(&work)?;
         if stream.is_none() {

@@ -106,7 +106,7 @@ impl fmt::Display for Entry {
             write!(f, ", event {event}")?;
         }
         if let Some(stream) = stream {
-            write!(f, ", stream {:p}", stream.as_raw())?;
+            write!(f, ", stream {stream}")?;
         }
         match self.outcome {
             Outcome::Done => Ok(()),

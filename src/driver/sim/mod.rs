@@ -172,7 +172,7 @@ impl SimDriver {
     /// no address of any program, so that a mistake is a fault at once and not a quiet one.
     #[must_use]
     pub fn stream(&self) -> RawStream {
-        RawStream(self.shared.state.lock().streams.stream())
+        RawStream::simulated(self.shared.state.lock().streams.stream())
     }
 
     /// Queues work on a stream that will touch `[addr, addr + bytes)`, as a kernel would. It stays pending until
@@ -203,9 +203,9 @@ impl SimDriver {
     /// ```
     pub fn queue_work(&self, stream: RawStream, addr: u64, bytes: u64) {
         self.steer(|state| {
-            state.check_stream(stream.0)?;
+            state.check_stream(stream.raw)?;
             if !state.lost {
-                state.streams.push(stream.0, Work::Touch { addr, bytes });
+                state.streams.push(stream.raw, Work::Touch { addr, bytes });
             }
             Ok(())
         });
@@ -214,8 +214,8 @@ impl SimDriver {
     /// Lets a stream get done with its work. Work that touches memory which is not there loses the device.
     pub fn finish(&self, stream: RawStream) {
         self.steer(|state| {
-            state.check_stream(stream.0)?;
-            state.finish(stream.0, u64::MAX)
+            state.check_stream(stream.raw)?;
+            state.finish(stream.raw, u64::MAX)
         });
     }
 
@@ -234,7 +234,7 @@ impl SimDriver {
 
     /// Begins or ends the capture of a graph on a stream, during which managing memory is a violation.
     pub fn capture(&self, stream: RawStream, on: bool) {
-        self.shared.state.lock().streams.capture(stream.0, on);
+        self.shared.state.lock().streams.capture(stream.raw, on);
     }
 
     /// Loses the device, as an illegal access does: every later call fails with code 700.
@@ -408,8 +408,8 @@ unsafe impl Driver for SimDriver {
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
         self.call(Call::EventRecord, Args::NONE.event(event).stream(Some(stream)), |state| {
             state.check_event(event.0)?;
-            state.check_stream(stream.0)?;
-            state.streams.record(event.0, stream.0);
+            state.check_stream(stream.raw)?;
+            state.streams.record(event.0, stream.raw);
             Ok(())
         })
     }
@@ -442,15 +442,15 @@ unsafe impl Driver for SimDriver {
 
     unsafe fn synchronize_stream(&self, stream: RawStream) -> DriverResult<()> {
         self.call(Call::SynchronizeStream, Args::NONE.stream(Some(stream)), |state| {
-            state.check_stream(stream.0)?;
-            state.finish(stream.0, u64::MAX)
+            state.check_stream(stream.raw)?;
+            state.finish(stream.raw, u64::MAX)
         })
     }
 
     unsafe fn stream_is_capturing(&self, stream: RawStream) -> DriverResult<bool> {
         self.call(Call::StreamIsCapturing, Args::NONE.stream(Some(stream)), |state| {
-            state.check_stream(stream.0)?;
-            Ok(state.streams.is_capturing(stream.0))
+            state.check_stream(stream.raw)?;
+            Ok(state.streams.is_capturing(stream.raw))
         })
     }
 }
