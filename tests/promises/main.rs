@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails, in its helpers too")]
 
+mod deferred;
 mod faults;
 mod life;
 mod limits;
