@@ -1,4 +1,7 @@
 //! What is in a buffer: copies, fills, and slices where the host can touch the memory.
+//!
+//! Copies and fills without a stream are over when they return, and do not wait for work that was queued on streams
+//! before: what they read or overwrite must be complete already. Those on a stream (`.._on`) are ordered there.
 
 use core::ops::{Bound, RangeBounds};
 
@@ -35,7 +38,8 @@ impl<T> GrowableBuffer<T> {
         (start, end.saturating_sub(start))
     }
 
-    /// Copies elements from the host to the device, from element `start` on. It is over when this returns.
+    /// Copies elements from the host to the device, from element `start` on. It is over when this returns, and waits for
+    /// no work on streams.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; what the driver says.
@@ -52,7 +56,8 @@ impl<T> GrowableBuffer<T> {
         Ok(unsafe { self.device.card().gate().copy_in(address, elements.as_ptr().cast(), bytes, None) }?)
     }
 
-    /// Copies elements from the device to the host, from element `start` on. It is over when this returns.
+    /// Copies elements from the device to the host, from element `start` on. It is over when this returns, and waits for
+    /// no work on streams: what is still being computed is not seen.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; what the driver says.
