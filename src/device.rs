@@ -74,14 +74,21 @@ impl Device {
     /// The one device of that name in this process, opened if need be.
     fn shared(id: &str, open: impl FnOnce() -> Result<Self>) -> Result<Self> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
-        let mut devices = DEVICES.lock();
         // A forked child opens devices of its own. The parent's are left alone there, not dropped.
-        let known = devices.iter().find(|device| device.info().id() == id && !device.inner.card.gate().is_forked());
-        if let Some(device) = known {
-            return Ok(device.clone());
+        let known = || {
+            let mine = |device: &&Self| device.info().id() == id && !device.inner.card.gate().is_forked();
+            DEVICES.lock().iter().find(mine).cloned()
+        };
+        if let Some(device) = known() {
+            return Ok(device);
         }
+        // Opened without the lock, so that a driver that is slow to start keeps nobody else waiting. Of two threads that
+        // open the same one, the first to be done wins.
         let device = open()?;
-        devices.push(device.clone());
+        if let Some(device) = known() {
+            return Ok(device);
+        }
+        DEVICES.lock().push(device.clone());
         Ok(device)
     }
 
@@ -194,8 +201,13 @@ impl Device {
     /// `fd` was exported on the same kind of device, the same card where it is one, for a chunk of `bytes`.
     ///
     /// # Errors
-    /// What the driver says.
+    /// [`Error::ChunkSize`]; [`Error::Refused`] where virtual memory is off; what the driver says.
     pub unsafe fn import(&self, fd: BorrowedFd<'_>, bytes: Bytes) -> Result<Chunk> {
+        let granularity = self.require_virtual()?;
+        if bytes.is_zero() || !bytes.get().is_multiple_of(granularity.get()) {
+            let max = Bytes::new(u64::MAX);
+            return Err(Error::ChunkSize { asked: bytes, granularity, max });
+        }
         // SAFETY: the contract is the same.
         unsafe { Chunk::import(&self.inner.card, fd, bytes.get()) }
     }
@@ -262,7 +274,8 @@ impl Device {
     /// An event that was made elsewhere: the value of a `CUevent` or `hipEvent_t`. It is not destroyed on drop.
     ///
     /// # Safety
-    /// `raw` is an event of this device that stays alive as long as the result, and as long as memory waits for it.
+    /// `raw` is an event of this device that was recorded, stays alive as long as the result and as long as memory waits
+    /// for it, and is not recorded again by other means while memory waits.
     #[must_use]
     pub unsafe fn event_from_raw(&self, raw: *mut core::ffi::c_void) -> Event {
         Event::borrowed(&self.inner.card, RawEvent(raw.expose_provenance() as u64))
@@ -280,7 +293,7 @@ impl Device {
     /// # Errors
     /// What the driver says; an error of earlier work may surface here.
     pub fn synchronize(&self) -> Result<()> {
-        Ok(self.inner.card.gate().synchronize()?)
+        self.inner.card.synchronize()
     }
 
     pub(crate) fn card(&self) -> &Arc<Card> {

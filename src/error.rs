@@ -184,6 +184,12 @@ pub enum Error {
         /// What the driver said first.
         source: DriverError,
     },
+    /// The buffer's memory is shared with another process, which may change it at any time.
+    Shared,
+    /// A shrink was to wait for an event that was never recorded.
+    EventNotRecorded,
+    /// Memory waits for an event that was made elsewhere, so it cannot be recorded again yet.
+    EventInUse,
     /// A stream is capturing a graph, when memory may neither be mapped nor unmapped.
     Capturing {
         /// The device.
@@ -353,6 +359,15 @@ impl fmt::Display for Error {
             ),
             Self::Rollback { first, then } => write!(f, "{first}; and undoing it failed: {then}"),
             Self::NotReturned { bytes, source } => write!(f, "{bytes} could not be given back to the driver: {source}"),
+            Self::Shared => f.write_str(
+                "a chunk of the buffer was exported, so others may change it at any time; use copy_in and copy_out",
+            ),
+            Self::EventNotRecorded => {
+                f.write_str("the event was never recorded, so there is nothing to wait for; record it behind the work")
+            }
+            Self::EventInUse => f.write_str(
+                "memory waits for where this event was recorded, and it was made elsewhere; record another event",
+            ),
             Self::Capturing { device } => write!(
                 f,
                 "a stream of {device} is capturing a graph, when memory may neither be mapped nor unmapped; grow before \

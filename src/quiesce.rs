@@ -1,6 +1,7 @@
 //! How a shrink makes sure that no work on the device can touch memory about to be unmapped.
 
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -26,8 +27,10 @@ pub enum Quiesce<'a> {
     /// Wait for an event. Right if it was recorded behind all work that touches the memory.
     Event(&'a Event),
     /// Do not wait: the length falls now, and the memory is given up by a later operation on the device once the event
-    /// has passed. A buffer that grows again before takes it back without a driver call. Right if the event was
-    /// recorded behind all work that touches the memory.
+    /// has passed. A buffer that grows again before takes it back without a driver call; work that was queued before may
+    /// then still write to it. Right if the event was recorded behind all work that touches the memory.
+    ///
+    /// A buffer lets 64 shrinks wait; one more waits for the oldest of them, and says so in the log.
     Deferred(&'a Event),
     /// Do not wait at all. Only [`Quiesce::already_idle`] makes one.
     AlreadyIdle(Idle),
@@ -50,7 +53,7 @@ impl Quiesce<'_> {
     /// Waits as the form says.
     pub(crate) fn wait(&self, card: &Arc<Card>) -> Result<()> {
         match self {
-            Self::Device => Ok(card.gate().synchronize()?),
+            Self::Device => card.synchronize(),
             Self::Stream(stream) => {
                 card.check_stream(*stream)?;
                 card.check_capture(Some(*stream))?;
@@ -89,11 +92,14 @@ pub(crate) struct Point {
     raw: RawEvent,
     /// Whether it is ours to destroy.
     owned: bool,
+    /// Whether it was ever recorded, as far as we know.
+    recorded: AtomicBool,
 }
 
 impl Point {
     fn create(card: &Arc<Card>) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { card: Arc::clone(card), raw: card.gate().event_create()?, owned: true }))
+        let raw = card.gate().event_create()?;
+        Ok(Arc::new(Self { card: Arc::clone(card), raw, owned: true, recorded: AtomicBool::new(false) }))
     }
 
     pub(crate) fn is_reached(&self) -> Result<bool> {
@@ -114,22 +120,29 @@ impl Event {
 
     /// An event that the caller keeps.
     pub(crate) fn borrowed(card: &Arc<Card>, raw: RawEvent) -> Self {
-        Self { point: Mutex::new(Arc::new(Point { card: Arc::clone(card), raw, owned: false })) }
+        let recorded = AtomicBool::new(true);
+        Self { point: Mutex::new(Arc::new(Point { card: Arc::clone(card), raw, owned: false, recorded })) }
     }
 
     /// Records the event behind the work queued on `stream` so far. Memory that waits for where it was recorded before
     /// goes on waiting for that.
     ///
     /// # Errors
-    /// [`Error::OtherDevice`] for a stream of a simulated device on a real one; what the driver says.
+    /// [`Error::OtherDevice`] for a stream of a simulated device on a real one; [`Error::EventInUse`] if memory waits for
+    /// an event that was made elsewhere; what the driver says.
     pub fn record(&self, stream: RawStream) -> Result<()> {
         let mut point = self.point.lock();
         point.card.check_stream(stream)?;
-        if point.owned && Arc::strong_count(&point) > 1 {
-            *point = Point::create(&point.card)?;
+        let waited_for = Arc::strong_count(&point) > 1;
+        if waited_for && !point.owned {
+            return Err(Error::EventInUse);
         }
+        let target = if waited_for { Point::create(&point.card)? } else { Arc::clone(&point) };
         // SAFETY: the event is alive until it is dropped; whoever made the raw stream promised the same of it.
-        Ok(unsafe { point.card.gate().event_record(point.raw, stream) }?)
+        unsafe { point.card.gate().event_record(target.raw, stream) }?;
+        target.recorded.store(true, Relaxed);
+        *point = target;
+        Ok(())
     }
 
     /// Whether the work it was recorded behind is over. True as long as it was never recorded.
@@ -148,8 +161,8 @@ impl Event {
         self.point().wait()
     }
 
-    /// The driver's event, for those who make other streams wait for it with calls of their own. It changes when the
-    /// event is recorded again while memory waits for it.
+    /// The driver's event, for those who make other streams wait for it with calls of their own (record it with
+    /// [`record`](Self::record) alone). It changes when the event is recorded again while memory waits for it.
     #[must_use]
     pub fn raw(&self) -> RawEvent {
         self.point.lock().raw
@@ -160,12 +173,14 @@ impl Event {
         Arc::clone(&self.point.lock())
     }
 
+    /// That a shrink on this card can wait for the event.
     pub(crate) fn check(&self, card: &Arc<Card>) -> Result<()> {
         let point = self.point();
-        if Arc::ptr_eq(&point.card, card) {
-            return Ok(());
+        if !Arc::ptr_eq(&point.card, card) {
+            return Err(Error::OtherDevice { what: "an event", theirs: point.card.id(), ours: card.id() });
         }
-        Err(Error::OtherDevice { what: "an event", theirs: point.card.id(), ours: card.id() })
+        // Drivers count an event that was never recorded as reached.
+        if point.recorded.load(Relaxed) { Ok(()) } else { Err(Error::EventNotRecorded) }
     }
 }
 

@@ -110,12 +110,12 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// As for [`shrink`](Self::shrink).
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk>;
 
-    /// Gives everything back. Nothing is there afterwards. `idle` says that no work on the device can touch it;
-    /// without that nothing is taken away from under it.
+    /// Gives everything back, after waiting for the device. Nothing is there afterwards. Where the device cannot be
+    /// waited for, as while a graph is captured, the memory goes when it next can be.
     ///
     /// # Errors
     /// What could not be given back.
-    fn close(&mut self, idle: bool) -> Result<()>;
+    fn close(&mut self) -> Result<()>;
 }
 
 pub(crate) mod sealed {
@@ -133,8 +133,8 @@ pub struct Growth {
     from: u64,
     /// For each new chunk, whether it was made for this.
     fresh: Vec<bool>,
-    /// The block that was left, `(address, bytes)`.
-    old_block: Option<(u64, u64)>,
+    /// The block that was left.
+    old_block: Option<contiguous::Block>,
     /// What waited for events before some of it was taken back.
     retiring: Option<retire::RetireList>,
 }
@@ -142,6 +142,11 @@ pub struct Growth {
 impl Growth {
     const fn nothing(from: u64) -> Self {
         Self { from, fresh: Vec::new(), old_block: None, retiring: None }
+    }
+
+    /// Waits for the events of memory that it took back: work queued before them may still write there.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.retiring.as_ref().map_or(Ok(()), retire::RetireList::wait_for_all)
     }
 
     /// Whether anything new was committed.

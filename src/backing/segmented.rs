@@ -2,14 +2,14 @@
 
 use core::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::retire::RetireList;
 use super::{Backing, Growth, Mode, Shrunk};
 use crate::bytes::Bytes;
-use crate::card::{Card, Drain};
+use crate::card::{Card, Drain, Orphan, not_idle};
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, ChunkPool, Ladder, Sizing, Taken};
 use crate::quiesce::Event;
@@ -25,7 +25,7 @@ pub trait MapHooks: Send + Sync {
         let _ = chunk;
     }
 
-    /// The chunk is about to be unmapped. Should that fail, it stays mapped and `mapped` is not called again.
+    /// The chunk is about to be unmapped. Should that fail, it stays mapped and `mapped` is called for it again.
     fn unmapping(&self, chunk: MappedChunk) {
         let _ = chunk;
     }
@@ -97,15 +97,19 @@ impl Core {
     }
 
     /// Counts all memory that waits for events among the mapped again while `act` works, and what is left after it as
-    /// waiting.
+    /// waiting; also if a hook panics.
     fn with_all_mapped<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        let waiting = self.mapped() - self.committed();
-        let card = Arc::clone(self.pool.card());
-        card.accounts().retiring.move_to(&card.accounts().mapped, waiting);
-        let result = act(self);
-        let waiting = self.mapped() - self.committed();
-        card.accounts().mapped.move_to(&card.accounts().retiring, waiting);
-        result
+        struct Restore<'a>(&'a mut Core);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                let accounts = self.0.pool.card().accounts();
+                accounts.mapped.move_to(&accounts.retiring, self.0.mapped() - self.0.committed());
+            }
+        }
+        let accounts = self.pool.card().accounts();
+        accounts.retiring.move_to(&accounts.mapped, self.mapped() - self.committed());
+        let restore = Restore(self);
+        act(&mut *restore.0)
     }
 
     /// Unmaps whole chunks from `bytes` on and keeps them.
@@ -121,10 +125,30 @@ impl Core {
         match taken {
             Ok(chunks) => Ok(self.keep(chunks)),
             Err(rejected) => {
+                // Those that are still mapped were told to be going.
+                self.tell_mapped(bytes);
                 self.keep(rejected.chunks);
                 Err(rejected.error)
             }
         }
+    }
+
+    /// Waits for all that waits, and gives it up.
+    fn flush(&mut self) -> Result<u64> {
+        self.retiring.wait_for_all()?;
+        match self.retiring.start() {
+            // SAFETY: as in `drain`, after the waiting.
+            Some(from) => self.with_all_mapped(|core| unsafe { core.give_up(from) }),
+            None => Ok(0),
+        }
+    }
+
+    /// [`drain`](Self::drain), where an error only means that memory stays.
+    fn try_drain(&mut self) -> u64 {
+        self.drain().unwrap_or_else(|error| {
+            tracing::debug!(device = %self.pool.card().id(), %error, "memory that waited for an event stays");
+            0
+        })
     }
 
     /// Gives up what waits for events that have all passed.
@@ -140,10 +164,7 @@ impl Drain for Mutex<Core> {
     fn drain(&self) -> (u64, bool) {
         // A span in use drains by itself, and it may be this thread that uses it.
         let Some(mut core) = self.try_lock() else { return (0, true) };
-        let drained = core.drain().unwrap_or_else(|error| {
-            tracing::debug!(device = %core.pool.card().id(), %error, "memory that waited for an event stays");
-            0
-        });
+        let drained = core.try_drain();
         (drained, core.retiring.start().is_some())
     }
 }
@@ -224,6 +245,7 @@ impl Segmented {
         let above = match unsafe { core.range.take_from(Bytes::new(end)) } {
             Ok(above) => above,
             Err(rejected) => {
+                core.tell_mapped(start);
                 core.keep(rejected.chunks);
                 self.pool.undo_take([copy]);
                 return Err(rejected.error);
@@ -241,12 +263,15 @@ impl Segmented {
         };
         if core.mapped() != full {
             // The old chunk could not be put back: what lay above it has lost its place.
+            core.tell_mapped(start);
             core.keep(rejected.chunks);
             core.keep(above);
             return Err(rejected.error);
         }
         self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
-        match core.range.append(above) {
+        let back = core.range.append(above);
+        core.tell_mapped(start);
+        match back {
             Ok(()) => Err(rejected.error),
             Err(again) => {
                 core.keep(again.chunks);
@@ -306,6 +331,7 @@ impl Backing for Segmented {
                 let mapped = core.mapped();
                 core.retiring.cut(mapped);
             });
+            self.card().accounts().mark_peak();
         }
         let from = core.mapped();
         // The pool may empty itself and drain other spans: not with this one locked.
@@ -373,10 +399,10 @@ impl Backing for Segmented {
 
     unsafe fn shrink(&mut self, bytes: u64) -> Result<Shrunk> {
         let mut core = self.core();
-        // What an earlier shrink left waiting lies above, and goes first.
-        core.retiring.wait_for_all()?;
-        // SAFETY: the caller promises that nothing touches memory from `bytes` on; for what waited, its events do.
-        let released = core.with_all_mapped(|core| unsafe { core.give_up(bytes) })?;
+        // What an earlier shrink left waiting lies above, and goes first: the caller does not speak for it.
+        let mut released = core.flush()?;
+        // SAFETY: the caller promises that nothing touches memory from `bytes` on.
+        released += unsafe { core.give_up(bytes) }?;
         drop(core);
         Ok(self.shrunk(released, 0, None))
     }
@@ -384,28 +410,25 @@ impl Backing for Segmented {
     fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk> {
         event.check(self.card())?;
         let mut core = self.core();
-        let released = core.drain()?;
-        let (start, end) = (core.chunk_end(bytes), core.committed());
-        let mut waiting = end.saturating_sub(start);
-        if waiting > 0 {
+        let mut released = core.try_drain();
+        let start = core.chunk_end(bytes);
+        if start < core.committed() {
             if core.retiring.is_full() {
                 tracing::warn!(device = %self.card().id(), "too much memory waits for events; waiting for the oldest");
                 core.retiring.wait_for_oldest()?;
-                core.drain()?;
+                released += core.try_drain();
             }
             core.with_all_mapped(|core| core.retiring.push(start, event.point()));
         }
         // An event that has passed already is not waited for.
-        let now = core.drain()?;
-        waiting = waiting.min(core.mapped() - core.committed());
-        let waits = core.retiring.start().is_some();
+        released += core.try_drain();
+        let waiting = core.mapped() - core.committed();
         drop(core);
-        if waits {
+        if waiting > 0 {
             let core: Arc<dyn Drain> = Arc::clone(&self.core) as Arc<dyn Drain>;
-            let core: Weak<dyn Drain> = Arc::downgrade(&core);
-            self.card().add_retiring(core);
+            self.card().add_retiring(Arc::downgrade(&core));
         }
-        Ok(self.shrunk(released + now, waiting, None))
+        Ok(self.shrunk(released, waiting, None))
     }
 
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
@@ -416,27 +439,26 @@ impl Backing for Segmented {
             // SAFETY: the caller promises that nothing touches the memory.
             return unsafe { self.shrink(end) };
         };
+        // What waits lies above and goes first, so that what follows is all or nothing.
+        let flushed = self.core().flush()?;
         let copy = match self.ladder.mixes() {
             true => self.copy_of(start, end - start).map_err(|error| match error {
                 Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::OutOfMaps(_) => Ok(error.to_string()),
                 other => Err(other),
             }),
-            false => Err(Ok("this device takes one chunk size per span".to_owned())),
+            false => Err(Ok("all chunks of this span have one size".to_owned())),
         };
         match copy {
             Ok(copy) => {
-                let mut core = self.core();
-                core.retiring.wait_for_all()?;
-                core.with_all_mapped(|core| core.retiring.cut(0));
-                drop(core);
                 // SAFETY: the caller promises that nothing touches the memory.
                 let released = unsafe { self.swap_in(copy, start, end) }?;
-                Ok(self.shrunk(released, 0, None))
+                Ok(self.shrunk(flushed + released, 0, None))
             }
             Err(Ok(why)) => {
                 // SAFETY: the caller promises that nothing touches the memory.
                 let mut shrunk = unsafe { self.shrink(end) }?;
                 let stay = Bytes::new(shrunk.committed.get() - end);
+                shrunk.released = Bytes::new(shrunk.released.get() + flushed);
                 shrunk.why = Some(format!("{stay} of the last chunk stay: {why}"));
                 Ok(shrunk)
             }
@@ -452,14 +474,43 @@ impl Backing for Segmented {
         }
     }
 
-    fn close(&mut self, idle: bool) -> Result<()> {
+    fn close(&mut self) -> Result<()> {
         let mut core = self.core();
-        core.tell_unmapping(0);
-        core.with_all_mapped(|core| {
-            core.retiring.cut(0);
-            let pool = core.pool.clone();
-            core.range.tear_down(idle, |chunk| pool.put(chunk))
-        })
+        let card = Arc::clone(self.card());
+        if core.mapped() > 0 && !card.quiet() {
+            let range = core::mem::replace(&mut core.range, ReservedRange::nothing(&card));
+            let (pool, hooks) = (core.pool.clone(), core.hooks.take());
+            let mut orphan = Core { range, retiring: core::mem::take(&mut core.retiring), pool, hooks };
+            let bytes = Bytes::new(orphan.mapped());
+            // All of it waits now.
+            card.accounts().mapped.move_to(&card.accounts().retiring, orphan.committed());
+            orphan.retiring = RetireList::default();
+            card.adopt(Box::new(orphan));
+            return Err(Error::NotReturned { bytes, source: not_idle() });
+        }
+        core.with_all_mapped(Core::tear_down)
+    }
+}
+
+impl Core {
+    /// Gives everything back. The device is idle.
+    fn tear_down(&mut self) -> Result<()> {
+        self.tell_unmapping(0);
+        self.retiring.cut(0);
+        let pool = self.pool.clone();
+        self.range.tear_down(true, |chunk| pool.put(chunk))
+    }
+}
+
+impl Orphan for Core {
+    fn bury(&mut self) -> u64 {
+        let bytes = self.mapped();
+        let accounts = self.pool.card().accounts();
+        accounts.retiring.move_to(&accounts.mapped, bytes);
+        if let Err(error) = self.tear_down() {
+            tracing::warn!(device = %self.pool.card().id(), %error, "not all of a dropped buffer came back");
+        }
+        bytes
     }
 }
 

@@ -87,7 +87,7 @@ impl<T> BufferBuilder<T> {
             return Err(Error::ZeroSizedType { type_name: type_name() });
         }
         let overflow = || Error::Overflow { what: "a buffer", count: self.max_len as u64, size };
-        let bytes = (self.max_len as u64).checked_mul(size).filter(|bytes| i64::try_from(*bytes).is_ok());
+        let bytes = (self.max_len as u64).checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(overflow)?;
         let verdict = self.device.verdict();
         let granularity = verdict.granularity();
@@ -97,6 +97,11 @@ impl<T> BufferBuilder<T> {
         }
         if size > granularity.get() {
             return Err(Error::ElementTooLarge { type_name: type_name(), size: Bytes::new(size), granularity });
+        }
+        if let Fallback::Capacity(capacity) = self.fallback
+            && capacity.get() < size
+        {
+            return Err(Error::ZeroLength { what: "a fallback capacity" });
         }
         let pool = self.pool.as_ref().unwrap_or(self.device.pool());
         if !Arc::ptr_eq(pool.card(), self.device.card()) {

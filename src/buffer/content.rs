@@ -308,13 +308,16 @@ impl<T> GrowableBuffer<T> {
     }
 
     fn not_visible(&self) -> Error {
-        Error::NotHostVisible { device: self.device.info().id() }
+        match self.shared {
+            true => Error::Shared,
+            false => Error::NotHostVisible { device: self.device.info().id() },
+        }
     }
 
     /// The elements, where the host can touch them.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`].
+    /// [`Error::NotHostVisible`]; [`Error::Shared`] once a chunk was exported.
     pub fn as_slice(&self) -> Result<&[T]>
     where
         T: AnyBitPattern,
@@ -331,7 +334,7 @@ impl<T> GrowableBuffer<T> {
     /// The elements, to change, where the host can touch them.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`].
+    /// [`Error::NotHostVisible`]; [`Error::Shared`] once a chunk was exported.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]>
     where
         T: Pod,

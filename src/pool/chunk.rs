@@ -140,7 +140,8 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        if self.bytes == 0 {
+        // In a forked child nothing is done, not even to the books: another thread may have held their locks.
+        if self.bytes == 0 || self.card.gate().is_forked() {
             return;
         }
         // SAFETY: as in `release`; the chunk is being dropped, so the handle is not used again. The second try comes only

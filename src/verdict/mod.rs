@@ -48,7 +48,7 @@ pub trait Verdict: Send + Sync + fmt::Debug {
     fn open(&self, request: &BackingRequest<'_>) -> Result<Box<dyn Backing>>;
 }
 
-/// What a buffer asks of a verdict.
+/// What a buffer asks of a verdict. Only [`BufferBuilder`](crate::BufferBuilder) makes one, which has checked it.
 #[non_exhaustive]
 pub struct BackingRequest<'a> {
     /// The most the buffer will hold, in bytes; not zero.
@@ -79,8 +79,7 @@ impl fmt::Debug for BackingRequest<'_> {
 impl<'a> BackingRequest<'a> {
     /// A request for at most `bytes`, aligned to `align`, with chunks from `pool`, the ladder, and the default
     /// fallback.
-    #[must_use]
-    pub fn new(pool: &'a ChunkPool, bytes: Bytes, align: Bytes) -> Self {
+    pub(crate) fn new(pool: &'a ChunkPool, bytes: Bytes, align: Bytes) -> Self {
         Self {
             bytes: bytes.get(),
             align: align.get(),

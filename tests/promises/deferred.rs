@@ -12,7 +12,7 @@ use growspan::{Bytes, DeviceOptions, Error, GrowableBuffer, MapHooks, MappedChun
 use crate::world::{MIB, UNIT, World, card, look, stamp, units};
 
 /// A simulated card with a stream, and a buffer of so many units with work pending over all of it.
-fn pending(keep: Bytes, len: usize) -> (World, SimDriver, RawStream, GrowableBuffer<u8>) {
+pub(crate) fn pending(keep: Bytes, len: usize) -> (World, SimDriver, RawStream, GrowableBuffer<u8>) {
     let sim = card().build();
     let world = World::over("sim", sim.driver(), Some(sim.clone()), DeviceOptions::new().pool_keep(keep));
     let stream = sim.stream();

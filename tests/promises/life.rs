@@ -224,8 +224,8 @@ fn fallbacks_do_as_they_say() {
         assert_eq!(upfront.mode(), Mode::Contiguous);
 
         let mut capped = builder().fallback(Fallback::Capacity(Bytes::new(4001 - 5))).build().unwrap();
-        assert_eq!(capped.max_len(), 1024);
-        assert!(matches!(capped.grow_to(1025), Err(Error::BeyondMax { asked: 1025, max_len: 1024, .. })));
+        assert_eq!(capped.capacity(), 1024);
+        assert!(matches!(capped.grow_to(1025), Err(Error::FallbackFull { .. })));
 
         let mut moving = builder().fallback(Fallback::MayMove).build().unwrap();
         assert_eq!((moving.device_ptr(), moving.committed(), moving.moves()), (0, Bytes::ZERO, 0));

@@ -6,5 +6,6 @@ mod deferred;
 mod faults;
 mod life;
 mod limits;
+mod regressions;
 mod verdicts;
 mod world;
