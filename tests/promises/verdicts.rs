@@ -10,7 +10,8 @@ use growspan::driver::{Call, CheckForm, DriverErrorKind};
 use growspan::verdict::{Outcome, Step};
 use growspan::{Bytes, DeviceOptions, Error, Fallback, Granularity, GrowableBuffer, Mode, Quiesce, Reason, Sizing};
 
-use crate::world::{MIB, World, personalities};
+use crate::drivers::personalities;
+use crate::world::{MIB, World};
 
 #[test]
 fn each_personality_gets_its_verdict_and_its_reason() {
