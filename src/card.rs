@@ -2,7 +2,9 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
@@ -16,6 +18,14 @@ pub(crate) struct Card {
     files: Arc<OpenFileBudget>,
     maps: Arc<MapBudget>,
     accounts: Accounts,
+    /// The spans of which memory waits for an event.
+    retiring: Mutex<Vec<Weak<dyn Drain>>>,
+}
+
+/// A span of which memory waits for an event.
+pub(crate) trait Drain: Send + Sync + fmt::Debug {
+    /// Gives up what has passed, unless the span is in use just now. Returns how much, and whether more waits.
+    fn drain(&self) -> (u64, bool);
 }
 
 /// Bytes by where they are. Every byte a driver gave out is in exactly one of `mapped`, `pooled`, `retiring`,
@@ -85,7 +95,7 @@ impl Card {
             Some(limits) => (Arc::new(OpenFileBudget::new(Arc::clone(&limits))), Arc::new(MapBudget::new(limits))),
             None => (OpenFileBudget::process(), MapBudget::process()),
         };
-        Arc::new(Self { gate, files, maps, accounts: Accounts::default() })
+        Arc::new(Self { gate, files, maps, accounts: Accounts::default(), retiring: Mutex::default() })
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -125,6 +135,46 @@ impl Card {
             return Ok(());
         }
         Err(Error::OtherDevice { what: "a stream", theirs: "a simulated device".to_owned(), ours: self.id() })
+    }
+
+    /// That no graph is being captured, as far as the driver tells: on the given stream, and on any that the default
+    /// stream waits for.
+    pub(crate) fn check_capture(&self, stream: Option<RawStream>) -> Result<()> {
+        for stream in stream.into_iter().chain([RawStream::DEFAULT]) {
+            // SAFETY: the default stream always lives; whoever made another promised the same of it.
+            if unsafe { self.gate.stream_is_capturing(stream) }? {
+                return Err(Error::Capturing { device: self.id() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that memory of a span waits for an event.
+    pub(crate) fn add_retiring(&self, span: Weak<dyn Drain>) {
+        let mut spans = self.retiring.lock();
+        if !spans.iter().any(|known| known.ptr_eq(&span)) {
+            spans.push(span);
+        }
+    }
+
+    /// Gives up all memory whose event has passed; returns how much.
+    pub(crate) fn drain(&self) -> u64 {
+        if self.accounts.retiring.get() == 0 {
+            return 0;
+        }
+        // The list is not held while the driver is called.
+        let mut spans = core::mem::take(&mut *self.retiring.lock());
+        let mut drained = 0;
+        spans.retain(|span| {
+            let Some(span) = span.upgrade() else { return false };
+            let (bytes, more) = span.drain();
+            drained += bytes;
+            more
+        });
+        for span in spans {
+            self.add_retiring(span);
+        }
+        drained
     }
 
     /// An error of a call that asked for `asked` bytes of memory, with the figures that explain it. Open files are

@@ -133,6 +133,10 @@ impl ReservedRange {
         })
     }
 
+    pub(crate) fn chunk_mut(&mut self, number: usize) -> Option<&mut Chunk> {
+        self.chunks.get_mut(number)
+    }
+
     /// How far the span can be used.
     pub(crate) fn usable(&self) -> u64 {
         self.stuck.iter().map(|(offset, _)| *offset).min().unwrap_or(self.bytes)

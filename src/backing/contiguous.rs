@@ -1,5 +1,6 @@
 //! One contiguous block: the fallback where virtual memory does not work.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{Backing, Growth, Mode, Shrunk};
@@ -8,6 +9,7 @@ use crate::card::{Card, check_address, is_gone, twice};
 use crate::driver::{Call, DriverError, DriverErrorKind};
 use crate::error::{Error, Result};
 use crate::pool::Sizing;
+use crate::quiesce::Event;
 use crate::range::MappedChunk;
 
 /// Blocks are multiples of a page, as drivers count them.
@@ -66,6 +68,15 @@ impl FallbackContiguous {
             this.block = Some((this.allocate(bytes)?, bytes));
         }
         Ok(this)
+    }
+
+    fn stays(&self) -> Shrunk {
+        Shrunk {
+            released: Bytes::ZERO,
+            retiring: Bytes::ZERO,
+            committed: Bytes::new(self.committed()),
+            why: Some("contiguous mode: nothing goes back to the driver before the buffer is closed".to_owned()),
+        }
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
@@ -154,7 +165,7 @@ impl Backing for FallbackContiguous {
             self.moves += 1;
         }
         let old_block = self.block.replace((address, wanted));
-        Ok(Growth { from, fresh: vec![true], old_block })
+        Ok(Growth { from, fresh: vec![true], old_block, retiring: None })
     }
 
     fn settle(&mut self, growth: Growth) {
@@ -180,16 +191,19 @@ impl Backing for FallbackContiguous {
     }
 
     unsafe fn shrink(&mut self, _: u64) -> Result<Shrunk> {
-        Ok(Shrunk {
-            released: Bytes::ZERO,
-            committed: Bytes::new(self.committed()),
-            why: Some("contiguous mode: nothing goes back to the driver before the buffer is closed".to_owned()),
-        })
+        Ok(self.stays())
     }
 
-    unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
-        // SAFETY: the contract is the same.
-        unsafe { self.shrink(bytes) }
+    fn shrink_later(&mut self, _: u64, _: &Event) -> Result<Shrunk> {
+        Ok(self.stays())
+    }
+
+    unsafe fn shrink_exact(&mut self, _: u64) -> Result<Shrunk> {
+        Ok(self.stays())
+    }
+
+    fn export(&mut self, chunk: usize) -> Result<OwnedFd> {
+        Err(Error::OutOfBounds { what: "exporting", start: chunk, count: 1, len: 0 })
     }
 
     fn close(&mut self, idle: bool) -> Result<()> {

@@ -1,16 +1,19 @@
 //! What lies under a buffer: chunks in a span, or one contiguous block.
 
 mod contiguous;
+mod retire;
 mod segmented;
 
 use core::fmt;
+use std::os::fd::OwnedFd;
 
 pub use contiguous::{Fallback, FallbackContiguous};
-pub use segmented::Segmented;
+pub use segmented::{MapHooks, Segmented};
 
 use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::pool::Sizing;
+use crate::quiesce::Event;
 use crate::range::MappedChunk;
 
 /// Whether a buffer lives in a span or in one block.
@@ -86,6 +89,18 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// [`committed`](Self::committed) has fallen.
     unsafe fn shrink(&mut self, bytes: u64) -> Result<Shrunk>;
 
+    /// Gives up whole chunks above `bytes` once `event` has passed, without waiting for it.
+    ///
+    /// # Errors
+    /// As for [`shrink`](Self::shrink), if the event has passed already.
+    fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk>;
+
+    /// A file descriptor for the mapped chunk with this number, by which another process can have it too.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds); what the driver says.
+    fn export(&mut self, chunk: usize) -> Result<OwnedFd>;
+
     /// Gives up all above `bytes` rounded up to the granularity, by copying what lives in the chunk astride the end.
     ///
     /// # Safety
@@ -120,16 +135,18 @@ pub struct Growth {
     fresh: Vec<bool>,
     /// The block that was left, `(address, bytes)`.
     old_block: Option<(u64, u64)>,
+    /// What waited for events before some of it was taken back.
+    retiring: Option<retire::RetireList>,
 }
 
 impl Growth {
     const fn nothing(from: u64) -> Self {
-        Self { from, fresh: Vec::new(), old_block: None }
+        Self { from, fresh: Vec::new(), old_block: None, retiring: None }
     }
 
     /// Whether anything new was committed.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.fresh.is_empty() && self.old_block.is_none()
+        self.fresh.is_empty() && self.old_block.is_none() && self.retiring.is_none()
     }
 }
 
@@ -151,6 +168,8 @@ impl Growth {
 pub struct Shrunk {
     /// What left the buffer: to the pool, or to the driver where the pool is full.
     pub released: Bytes,
+    /// What left the buffer and waits for its event.
+    pub retiring: Bytes,
     /// What stays committed.
     pub committed: Bytes,
     /// Why more than asked for stays, where it does.
@@ -159,7 +178,11 @@ pub struct Shrunk {
 
 impl fmt::Display for Shrunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} given up, {} stay", self.released, self.committed)?;
+        write!(f, "{} given up, ", self.released)?;
+        if !self.retiring.is_zero() {
+            write!(f, "{} wait for their event, ", self.retiring)?;
+        }
+        write!(f, "{} stay", self.committed)?;
         match &self.why {
             Some(why) => write!(f, ": {why}"),
             None => Ok(()),

@@ -1,9 +1,11 @@
 //! How a buffer is built.
 
+use core::fmt;
 use core::marker::PhantomData;
+use std::sync::Arc;
 
 use super::GrowableBuffer;
-use crate::backing::Fallback;
+use crate::backing::{Fallback, MapHooks};
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -11,7 +13,7 @@ use crate::pool::{ChunkPool, Sizing};
 use crate::verdict::BackingRequest;
 
 /// Builds a [`GrowableBuffer`]. Only the maximum length must be given.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct BufferBuilder<T> {
     device: Device,
@@ -19,6 +21,7 @@ pub struct BufferBuilder<T> {
     sizing: Option<Sizing>,
     fallback: Fallback,
     pool: Option<ChunkPool>,
+    hooks: Option<Arc<dyn MapHooks>>,
     _elements: PhantomData<fn() -> T>,
 }
 
@@ -30,6 +33,7 @@ impl<T> BufferBuilder<T> {
             sizing: None,
             fallback: Fallback::default(),
             pool: None,
+            hooks: None,
             _elements: PhantomData,
         }
     }
@@ -55,6 +59,13 @@ impl<T> BufferBuilder<T> {
     /// Where its chunks come from and go to, instead of the device's pool.
     pub fn pool(mut self, pool: &ChunkPool) -> Self {
         self.pool = Some(pool.clone());
+        self
+    }
+
+    /// Who is told of chunks as they come and go, for libraries that register device memory. Nobody is in contiguous
+    /// mode, which has no chunks.
+    pub fn hooks(mut self, hooks: Arc<dyn MapHooks>) -> Self {
+        self.hooks = Some(hooks);
         self
     }
 
@@ -88,14 +99,26 @@ impl<T> BufferBuilder<T> {
             return Err(Error::ElementTooLarge { type_name: type_name(), size: Bytes::new(size), granularity });
         }
         let pool = self.pool.as_ref().unwrap_or(self.device.pool());
-        if !std::sync::Arc::ptr_eq(pool.card(), self.device.card()) {
+        if !Arc::ptr_eq(pool.card(), self.device.card()) {
             let (theirs, ours) = (pool.card().id(), self.device.info().id());
             return Err(Error::OtherDevice { what: "a pool", theirs, ours });
         }
         let mut request = BackingRequest::new(pool, Bytes::new(bytes), Bytes::new(align));
         request.sizing = self.sizing.unwrap_or(self.device.default_sizing());
         request.fallback = self.fallback;
+        request.hooks = self.hooks.clone();
         let backing = verdict.open(&request)?;
         Ok(GrowableBuffer::over(&self.device, backing, self.max_len))
+    }
+}
+
+impl<T> fmt::Debug for BufferBuilder<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferBuilder")
+            .field("device", &self.device.info().id())
+            .field("max_len", &self.max_len)
+            .field("sizing", &self.sizing)
+            .field("fallback", &self.fallback)
+            .finish_non_exhaustive()
     }
 }

@@ -6,6 +6,7 @@ mod set;
 
 use core::fmt;
 use core::marker::PhantomData;
+use std::os::fd::OwnedFd;
 
 pub use builder::BufferBuilder;
 pub use set::{BufferSet, Member};
@@ -169,6 +170,16 @@ impl<T> GrowableBuffer<T> {
         &self.device
     }
 
+    /// A file descriptor for the mapped chunk with this number, by which another process can have it too: it calls
+    /// [`Device::import`]. The chunk is never kept in a pool from then on. The buffer's pool must have been made for it,
+    /// by [`Device::new_pool`] with [`Shareable::PosixFd`](crate::driver::Shareable::PosixFd).
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] for a number that is not among [`chunks`](Self::chunks); what the driver says.
+    pub fn export_chunk(&mut self, number: usize) -> Result<OwnedFd> {
+        self.backing.export(number)
+    }
+
     /// The mapped chunks in order of address, for those who register memory chunk by chunk; none in contiguous mode.
     #[must_use]
     pub fn chunks(&self) -> Vec<MappedChunk> {
@@ -279,6 +290,9 @@ impl<T> GrowableBuffer<T> {
             return Err(self.beyond(len));
         }
         let bytes = self.bytes_of(len);
+        if bytes > self.backing.committed() {
+            self.device.card().check_capture(None)?;
+        }
         let result = self.backing.grow(bytes);
         if result.is_err() {
             // A growth that could not be undone may have cost some of the span.
@@ -330,11 +344,18 @@ impl<T> GrowableBuffer<T> {
 
     fn shrink_now(&mut self, len: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len)?;
-        if self.backing.would_release(bytes) > 0 {
+        let result = if self.backing.would_release(bytes) == 0 {
+            // SAFETY: no chunk lies wholly above, so nothing is unmapped.
+            unsafe { self.backing.shrink(bytes) }
+        } else if let Quiesce::Deferred(event) = quiesce {
+            self.device.card().check_capture(None)?;
+            self.backing.shrink_later(bytes, event)
+        } else {
+            self.device.card().check_capture(None)?;
             quiesce.wait(self.device.card())?;
-        }
-        // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
-        let result = unsafe { self.backing.shrink(bytes) };
+            // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
+            unsafe { self.backing.shrink(bytes) }
+        };
         self.after_shrink(len, result)
     }
 
@@ -342,13 +363,14 @@ impl<T> GrowableBuffer<T> {
     /// astride the new end is copied on the device into a chunk that fits, which is mapped at the same address.
     ///
     /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span), the result
-    /// says how much stays and why.
+    /// says how much stays and why. [`Quiesce::Deferred`] waits here: there is something to copy.
     ///
     /// # Errors
     /// As for [`shrink_to`](Self::shrink_to).
     pub fn shrink_exact(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len)?;
         if self.backing.mode() == Mode::Virtual && self.backing.committed() > bytes {
+            self.device.card().check_capture(None)?;
             quiesce.wait(self.device.card())?;
         }
         // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
@@ -365,7 +387,7 @@ impl<T> GrowableBuffer<T> {
 
     fn after_shrink(&mut self, len: usize, result: Result<Shrunk>) -> Result<Shrunk> {
         if let Ok(shrunk) = &result {
-            self.shrinks += u64::from(!shrunk.released.is_zero());
+            self.shrinks += u64::from(!shrunk.released.is_zero() || !shrunk.retiring.is_zero());
             self.len = len;
         }
         self.refresh();

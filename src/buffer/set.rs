@@ -166,12 +166,13 @@ impl BufferSet {
             return Err(Error::ShrinkAboveLen { asked: rows, len: self.rows });
         }
         self.truncate(rows);
-        let mut all = Shrunk { released: Bytes::ZERO, committed: Bytes::ZERO, why: None };
+        let mut all = Shrunk { released: Bytes::ZERO, retiring: Bytes::ZERO, committed: Bytes::ZERO, why: None };
         let mut first = None;
         for member in &mut self.members {
             match member.give_up(quiesce) {
                 Ok(shrunk) => {
                     all.released = Bytes::new(all.released.get() + shrunk.released.get());
+                    all.retiring = Bytes::new(all.retiring.get() + shrunk.retiring.get());
                     all.why = all.why.or(shrunk.why);
                 }
                 Err(error) => {

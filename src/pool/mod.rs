@@ -49,6 +49,7 @@ pub struct ChunkPool {
 struct Inner {
     card: Arc<Card>,
     props: ChunkProps,
+    left_out: Vec<(&'static str, String)>,
     kept: Mutex<Kept>,
 }
 
@@ -77,19 +78,31 @@ pub struct Trimmed {
 }
 
 impl ChunkPool {
-    pub(crate) fn new(card: &Arc<Card>, props: ChunkProps, keep: u64) -> Self {
+    pub(crate) fn new(card: &Arc<Card>, props: ChunkProps, keep: u64, left_out: Vec<(&'static str, String)>) -> Self {
         let kept = Mutex::new(Kept { classes: BTreeMap::new(), bytes: 0, keep });
-        Self { inner: Arc::new(Inner { card: Arc::clone(card), props, kept }) }
+        Self { inner: Arc::new(Inner { card: Arc::clone(card), props, left_out, kept }) }
     }
 
-    /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device is
-    /// released.
+    /// The properties of its chunks.
+    #[must_use]
+    pub fn props(&self) -> ChunkProps {
+        self.inner.props
+    }
+
+    /// Properties that were asked for and do not work on the device: which, and why.
+    #[must_use]
+    pub fn left_out(&self) -> &[(&'static str, String)] {
+        &self.inner.left_out
+    }
+
+    /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device, or
+    /// one that another process shares, is released.
     pub fn put(&self, chunk: Chunk) {
         if !Arc::ptr_eq(chunk.card(), &self.inner.card) {
             return;
         }
         let mut kept = self.inner.kept.lock();
-        if kept.bytes.saturating_add(chunk.size()) <= kept.keep {
+        if !chunk.is_shared() && kept.bytes.saturating_add(chunk.size()) <= kept.keep {
             self.insert(&mut kept, chunk);
             return;
         }
@@ -195,7 +208,9 @@ impl ChunkPool {
         match Chunk::create(&self.inner.card, bytes, self.inner.props) {
             Ok(chunk) => Ok(Taken { chunk, fresh: true }),
             Err((error, true)) => {
-                if self.trim(Bytes::ZERO).released.is_zero() {
+                // Memory that waited for an event may be had by now, and comes to its pool.
+                let drained = self.inner.card.drain();
+                if self.trim(Bytes::ZERO).released.is_zero() && drained == 0 {
                     return Err(error);
                 }
                 tracing::debug!(device = %self.inner.card.id(), %error, "the pool was emptied for another try");

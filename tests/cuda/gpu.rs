@@ -5,6 +5,7 @@
 //! to places of the type that the driver's header names.
 
 use core::ffi::{c_char, c_void};
+use core::mem::ManuallyDrop;
 use core::ptr::{self, null_mut};
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -111,6 +112,13 @@ impl Gpu {
         };
         let functions = (function("stamp"), function("check"), function("spin"));
         (gpu.stamp, gpu.check, gpu.spin) = functions;
+        // A kernel is loaded when it is first launched, which would not do in a capture.
+        let (stream, cell) = (ManuallyDrop::new(Stream { raw: null_mut() }), ManuallyDrop::new(gpu.cell()));
+        gpu.stamp(&stream, 0, 0, 0);
+        gpu.check(&stream, 0, 0, 0, &cell);
+        gpu.spin(&stream, 0, 0, 0, &cell);
+        gpu.ok("the first kernels", gpu.sync());
+        assert_eq!(cell.read_with(&gpu), [u64::from(SPINNERS), u64::MAX], "what the kernels wrote");
         gpu
     }
 
@@ -197,6 +205,14 @@ impl Gpu {
         self.launch(self.spin, stream, SPINNERS / THREADS, params);
     }
 
+    fn cell(&self) -> Cell {
+        let mut address = 0;
+        self.ok("allocate", unsafe { (self.cu.cuMemAlloc_v2)(&raw mut address, 16) });
+        let start = [0, u64::MAX];
+        self.ok("copy to the device", unsafe { (self.cu.cuMemcpyHtoD_v2)(address, start.as_ptr().cast(), 16) });
+        Cell { address }
+    }
+
     /// Reads device memory. Waits for nothing but the default stream.
     pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) {
         self.ok("copy to the host", unsafe {
@@ -238,9 +254,18 @@ pub(crate) struct Stream {
 impl Stream {
     pub(crate) fn new() -> Self {
         const NON_BLOCKING: u32 = 1;
+        Self::with(NON_BLOCKING)
+    }
+
+    /// One that the default stream does wait for.
+    pub(crate) fn blocking() -> Self {
+        Self::with(0)
+    }
+
+    fn with(flags: u32) -> Self {
         let gpu = gpu();
         let mut raw = null_mut();
-        gpu.ok("create a stream", unsafe { (gpu.cu.cuStreamCreate)(&raw mut raw, NON_BLOCKING) });
+        gpu.ok("create a stream", unsafe { (gpu.cu.cuStreamCreate)(&raw mut raw, flags) });
         Self { raw }
     }
 
@@ -338,18 +363,17 @@ pub(crate) struct Cell {
 
 impl Cell {
     pub(crate) fn new() -> Self {
-        let gpu = gpu();
-        let mut address = 0;
-        gpu.ok("allocate", unsafe { (gpu.cu.cuMemAlloc_v2)(&raw mut address, 16) });
-        let start = [0, u64::MAX];
-        gpu.ok("copy to the device", unsafe { (gpu.cu.cuMemcpyHtoD_v2)(address, start.as_ptr().cast(), 16) });
-        Self { address }
+        gpu().cell()
     }
 
     /// Reads it, after the work that writes it was waited for.
     pub(crate) fn read(&self) -> [u64; 2] {
+        self.read_with(gpu())
+    }
+
+    fn read_with(&self, gpu: &Gpu) -> [u64; 2] {
         let mut bytes = [0; 16];
-        gpu().read(self.address, &mut bytes);
+        gpu.read(self.address, &mut bytes);
         [0, 8].map(|at| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()))
     }
 

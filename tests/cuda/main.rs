@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use growspan::driver::DriverErrorKind;
 use growspan::driver::cuda::CudaDriver;
-use growspan::{Bytes, DeviceOptions};
+use growspan::{Bytes, Device, DeviceOptions};
 
 mod capture;
 mod child;
@@ -25,6 +25,8 @@ mod growth;
 #[path = "../promises/life.rs"]
 mod life;
 mod quiesce;
+#[path = "../promises/share.rs"]
+mod share;
 #[path = "../promises/world.rs"]
 mod world;
 
@@ -64,6 +66,17 @@ pub(crate) fn worlds() -> Vec<World> {
 /// Devices with room for a thousand chunks of 2 MiB.
 pub(crate) fn large_worlds() -> Vec<World> {
     worlds().into_iter().filter(World::is_virtual).collect()
+}
+
+/// The card, whose chunks other processes can have.
+pub(crate) fn sharing_device() -> Device {
+    let _ = gpu::gpu();
+    DeviceOptions::new().cuda(0).unwrap()
+}
+
+/// Reads what is mapped at an address of the card.
+pub(crate) fn peek(address: u64, bytes: &mut [u8]) {
+    gpu::gpu().read(address, bytes);
 }
 
 /// Tests look at the free memory of the one card, so they run one after the other, however many threads there are.
@@ -125,6 +138,11 @@ mod card {
             a_range_of_1100_chunks_maps_whole,
             members_of_a_set_out_of_step,
             leaked_memory_stays_and_is_not_counted_as_given_back,
+            copies_and_fills_on_a_stream,
+            hooks_are_told_of_every_chunk,
+        }
+        share {
+            a_chunk_goes_to_another_process_and_back,
         }
         faults {
             a_failed_operation_changes_nothing,

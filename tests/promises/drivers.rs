@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use growspan::driver::host::{HostDriver, HostOptions};
 use growspan::driver::sim::{Personality, SimDriver, SimOptions};
-use growspan::{Bytes, DeviceOptions, Mode, Sizing};
+use growspan::{Bytes, Device, DeviceOptions, Mode, Sizing};
 
 use crate::GRANULE;
 use crate::world::{World, units};
@@ -66,6 +66,19 @@ pub(crate) fn large_worlds() -> Vec<World> {
         World::sim(SimDriver::builder().total(Bytes::gib(8)), DeviceOptions::new()),
         World::over("host", Arc::new(host), None, DeviceOptions::new()),
     ]
+}
+
+/// A device whose chunks other processes can have.
+pub(crate) fn sharing_device() -> Device {
+    let memory = HostOptions::default().with_capacity(Bytes::mib(512)).with_granularity(Bytes::new(GRANULE as u64));
+    DeviceOptions::new().host(memory).unwrap()
+}
+
+/// Reads what is mapped at an address of that device.
+pub(crate) fn peek(address: u64, bytes: &mut [u8]) {
+    let from = core::ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the callers ask for mapped host memory, which nobody writes meanwhile.
+    unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
 }
 
 /// Every personality with a device's worth of memory, the mode it leads to, and what its reason says.

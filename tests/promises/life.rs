@@ -1,11 +1,12 @@
 //! What a buffer is through its life: its address, its contents, its books, its limits.
 
 use core::mem::size_of;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use growspan::driver::Call;
 use growspan::driver::fault::FaultPlan;
-use growspan::{BufferSet, Bytes, Error, Fallback, GrowableBuffer, Mode, Quiesce, Sizing};
+use growspan::driver::{Call, RawStream};
+use growspan::{BufferSet, Bytes, Error, Fallback, GrowableBuffer, MapHooks, MappedChunk, Mode, Quiesce, Sizing};
 
 use crate::world::{Dice, Look, MIB, UNIT, World, look, shrink, stamp, units};
 use crate::{SEEDS, large_worlds, worlds};
@@ -354,5 +355,71 @@ pub(crate) fn leaked_memory_stays_and_is_not_counted_as_given_back() {
         let held = if world.is_virtual() { snapshot.bytes_mapped } else { snapshot.bytes_contiguous };
         assert_eq!(held, committed, "{}", world.name);
         world.assert_balanced("leaked");
+    }
+}
+
+pub(crate) fn copies_and_fills_on_a_stream() {
+    for world in worlds() {
+        let mut buffer = world.buffer();
+        buffer.grow_zeroed(5 * UNIT, Some(RawStream::DEFAULT)).unwrap();
+        let piece: Vec<u8> = (0..UNIT).map(|n| n as u8).collect();
+        // SAFETY: the stream is waited for below, before the vectors go.
+        unsafe { buffer.copy_in_on(UNIT, &piece, RawStream::DEFAULT) }.unwrap();
+        buffer.copy_within_on(UNIT..2 * UNIT, 3 * UNIT, RawStream::DEFAULT).unwrap();
+        buffer.fill_bytes_on(0..UNIT, 7, RawStream::DEFAULT).unwrap();
+        let mut all = vec![1; 5 * UNIT];
+        // SAFETY: as above.
+        unsafe { buffer.copy_out_on(0, &mut all, RawStream::DEFAULT) }.unwrap();
+        world.device.synchronize().unwrap();
+        let zeros = vec![0; UNIT];
+        let expected = [&vec![7; UNIT], &piece, &zeros, &piece, &zeros].map(Vec::as_slice).concat();
+        assert!(all == expected, "{}", world.name);
+        let overlap = buffer.copy_within_on(0..100, 50, RawStream::DEFAULT);
+        assert!(matches!(overlap, Err(Error::Overlap { start: 0, to: 50, count: 100 })));
+        let beyond = buffer.fill_bytes_on(0..5 * UNIT + 1, 0, RawStream::DEFAULT);
+        assert!(matches!(beyond, Err(Error::OutOfBounds { .. })));
+        drop(buffer);
+        world.assert_empty("on a stream");
+    }
+}
+
+#[derive(Default)]
+struct Count {
+    mapped: AtomicUsize,
+    unmapped: AtomicUsize,
+}
+
+impl MapHooks for Count {
+    fn mapped(&self, chunk: MappedChunk) {
+        assert_ne!(chunk.address, 0);
+        self.mapped.fetch_add(chunk.bytes.get() as usize, Ordering::Relaxed);
+    }
+
+    fn unmapping(&self, chunk: MappedChunk) {
+        self.unmapped.fetch_add(chunk.bytes.get() as usize, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn hooks_are_told_of_every_chunk() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let count = Arc::new(Count::default());
+        let mut buffer = GrowableBuffer::<u8>::builder(&world.device)
+            .max_len(64 * UNIT)
+            .hooks(Arc::clone(&count) as Arc<dyn MapHooks>)
+            .build()
+            .unwrap();
+        let told = || (count.mapped.load(Ordering::Relaxed), count.unmapped.load(Ordering::Relaxed));
+        let has = |buffer: &GrowableBuffer<u8>| buffer.committed().get() as usize;
+        buffer.grow_to(50 * UNIT).unwrap();
+        let first = has(&buffer);
+        assert_eq!(told(), (first, 0), "{}", world.name);
+        buffer.shrink_to(30 * UNIT, Quiesce::Device).unwrap();
+        assert_eq!(told(), (first, first - has(&buffer)), "{}", world.name);
+        buffer.shrink_exact(27 * UNIT, Quiesce::Device).unwrap();
+        let (mapped, unmapped) = told();
+        assert_eq!(mapped - unmapped, has(&buffer), "{}", world.name);
+        buffer.close().unwrap();
+        let (mapped, unmapped) = told();
+        assert_eq!(mapped, unmapped, "{}", world.name);
     }
 }

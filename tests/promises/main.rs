@@ -4,15 +4,17 @@
 
 use growspan::driver::DriverErrorKind;
 
+mod deferred;
 mod drivers;
 mod faults;
 mod life;
 mod limits;
 mod only_here;
+mod share;
 mod verdicts;
 mod world;
 
-pub(crate) use drivers::{large_worlds, worlds};
+pub(crate) use drivers::{large_worlds, peek, sharing_device, worlds};
 
 /// The chunks of most tests. Small, so that real memory is quickly had; the ladder is the same at every scale.
 pub(crate) const GRANULE: usize = 64 << 10;
@@ -64,5 +66,10 @@ on_every_driver! {
         a_range_of_1100_chunks_maps_whole,
         members_of_a_set_out_of_step,
         leaked_memory_stays_and_is_not_counted_as_given_back,
+        copies_and_fills_on_a_stream,
+        hooks_are_told_of_every_chunk,
+    }
+    share {
+        a_chunk_goes_to_another_process_and_back,
     }
 }
