@@ -64,7 +64,8 @@ fn as_child() {
     match role.as_str() {
         "device" | "stream" | "event" | "deferred" => crate::quiesce::shrink_under_a_kernel(&role),
         "idle" => crate::quiesce::lose_the_context(),
-        "reset" => crate::contexts::reset_under_live_buffers(),
+        "reset" => crate::contexts::reset_under_live_buffers(false),
+        "reset contiguous" => crate::contexts::reset_under_live_buffers(true),
         "exit" => crate::contexts::leave_live_buffers(),
         other => panic!("no role {other}"),
     }

@@ -1,10 +1,12 @@
 //! Promise 8 and 5 on the card: the caller's context stays current, whatever others do to ours.
 
+use core::mem::ManuallyDrop;
 use core::ptr::null_mut;
 use std::cell::RefCell;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
+use growspan::driver::RawStream;
 use growspan::{Bytes, Device, DeviceOptions, Error, Fallback, GrowableBuffer, Quiesce};
 
 use crate::child;
@@ -56,7 +58,7 @@ fn use_all(device: &Device, gpu: &Gpu, current: Handle, what: &str) {
         stamp(&mut buffer, 3);
         assert_eq!(look(&buffer), before, "{what}");
         let event = device.event().unwrap();
-        event.record(growspan::driver::RawStream::DEFAULT).unwrap();
+        event.record(RawStream::DEFAULT).unwrap();
         event.wait().unwrap();
         assert!(event.is_reached().unwrap());
         same("an event");
@@ -141,65 +143,61 @@ pub(crate) fn two_threads_with_contexts_of_their_own() {
 
 pub(crate) fn a_reset_by_other_code_is_an_error_everywhere() {
     child::run_well("reset");
+    child::run_well("reset contiguous");
 }
 
 /// Other code of the process resets the device under live buffers.
-pub(crate) fn reset_under_live_buffers() {
+pub(crate) fn reset_under_live_buffers(contiguous: bool) {
     let gpu = gpu();
-    let stream = Stream::new();
-    for device in devices() {
-        let mode = device.verdict().mode();
-        let mut buffer =
-            GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).fallback(Fallback::MayMove).build().unwrap();
-        buffer.grow_to(20 * MIB).unwrap();
-        let mut idle = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build().unwrap();
-        idle.grow_to(5 * MIB).unwrap();
-        idle.shrink_to(0, Quiesce::Device).unwrap();
-        let event = device.event().unwrap();
-        event.record(stream.for_growspan()).unwrap();
-        device.synchronize().unwrap();
+    let device = DeviceOptions::new().contiguous(contiguous).cuda(0).unwrap();
+    // The context that it was created in takes it along.
+    let stream = ManuallyDrop::new(Stream::new());
+    let builder = || GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB);
+    let mut buffer = builder().fallback(Fallback::MayMove).build().unwrap();
+    buffer.grow_to(20 * MIB).unwrap();
+    let mut idle = builder().build().unwrap();
+    idle.grow_to(5 * MIB).unwrap();
+    idle.shrink_to(0, Quiesce::Device).unwrap();
+    let event = device.event().unwrap();
+    event.record(stream.for_growspan()).unwrap();
+    device.synchronize().unwrap();
 
-        let code = unsafe { (gpu.cu.cuDevicePrimaryCtxReset_v2)(gpu.driver.raw_device()) };
-        println!("{mode}: reset: {}", gpu.name(code));
-        assert_eq!(code, 0);
+    let code = unsafe { (gpu.cu.cuDevicePrimaryCtxReset_v2)(gpu.driver.raw_device()) };
+    println!("reset: {}", gpu.name(code));
+    assert_eq!(code, 0);
 
-        let results = [
-            ("copy out", buffer.copy_out(0, &mut [0])),
-            ("copy in", buffer.copy_in(0, &[0])),
-            ("fill", buffer.fill(.., 1)),
-            ("grow", buffer.grow_to(60 * MIB)),
-            ("record", event.record(growspan::driver::RawStream::DEFAULT)),
-            ("query", event.is_reached().map(drop)),
-            ("an event", device.event().map(drop)),
-            ("synchronize", device.synchronize()),
-            ("memory", device.memory().map(drop)),
-            ("build", GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build().map(drop)),
-        ];
-        for (call, result) in &results {
-            println!("{mode}: {call}: {result:?}");
-        }
-        let shrunk = buffer.shrink_to(0, Quiesce::Device);
-        println!("{mode}: shrink: {shrunk:?}");
-        for (call, result) in results {
-            assert!(matches!(result, Err(Error::DeviceLost(_))), "{mode}: {call}");
-        }
-        println!("{mode}: {}", device.snapshot());
-        println!("{mode}: closing: {:?}", idle.close());
-        drop((buffer, event));
-        device.pool().trim(Bytes::ZERO);
-        drop(device);
-        println!("{mode}: everything dropped");
-        // The context comes back for whoever opens the device next.
-        gpu.make_current(gpu.context);
-        let again = DeviceOptions::new().cuda(0).map(|device| {
-            let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build()?;
-            buffer.append(&[1, 2, 3])?;
-            buffer.close()
-        });
-        println!("{mode}: opened again: {again:?}");
+    let results = [
+        ("copy out", buffer.copy_out(0, &mut [0])),
+        ("copy in", buffer.copy_in(0, &[0])),
+        ("fill", buffer.fill(.., 1)),
+        ("grow", buffer.grow_to(60 * MIB)),
+        ("record", event.record(RawStream::DEFAULT)),
+        ("query", event.is_reached().map(drop)),
+        ("an event", device.event().map(drop)),
+        ("synchronize", device.synchronize()),
+        ("memory", device.memory().map(drop)),
+        ("build", builder().build().map(drop)),
+    ];
+    for (call, result) in &results {
+        println!("{call}: {result:?}");
     }
-    // Its stream went with the first context.
-    core::mem::forget(stream);
+    println!("shrink: {:?}", buffer.shrink_to(0, Quiesce::Device));
+    for (call, result) in results {
+        assert!(matches!(result, Err(Error::DeviceLost(_))), "{call}");
+    }
+    println!("{}", device.snapshot());
+    println!("closing: {:?}", idle.close());
+    drop((buffer, event));
+    device.pool().trim(Bytes::ZERO);
+    drop(device);
+    println!("everything dropped");
+    // For whoever opens the device next there is a context again.
+    let again = DeviceOptions::new().cuda(0).and_then(|device| {
+        let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build()?;
+        buffer.append(&[1, 2, 3])?;
+        buffer.close()
+    });
+    println!("opened again: {again:?}");
 }
 
 pub(crate) fn a_process_may_end_with_live_buffers() {

@@ -14,6 +14,18 @@ fn free(device: &Device) -> i64 {
     device.memory().unwrap().free.cast_signed()
 }
 
+/// Free memory once it is within `slack` of what it was, or after three seconds.
+fn free_again(device: &Device, before: i64, slack: i64) -> i64 {
+    let started = Instant::now();
+    let mut after = free(device);
+    while (after - before).abs() > slack && started.elapsed().as_secs() < 3 {
+        std::thread::sleep(core::time::Duration::from_millis(1));
+        after = free(device);
+    }
+    println!("free memory was asked for {:?} after everything was given back", started.elapsed());
+    after
+}
+
 pub(crate) fn the_card_gets_virtual_memory() {
     let _ = gpu();
     let device = DeviceOptions::new().cuda(0).unwrap();
@@ -64,7 +76,7 @@ pub(crate) fn a_thousand_cycles_give_everything_back() {
         let kept = device.pool().kept();
         let trimmed = device.pool().trim(Bytes::ZERO);
         assert!(trimmed.error.is_none(), "{trimmed:?}");
-        let after = free(&device);
+        let after = free_again(&device, before, GRANULE as i64);
         println!(
             "{name}: {cycles} cycles in {took:?}, {} asked for, {} at most, {kept} in the pool at the end; {} bytes of \
              free memory more than before",
@@ -103,13 +115,9 @@ pub(crate) fn kernels_write_and_read_across_chunks_while_a_buffer_grows() {
     );
     bad.assert_none_bad("kernels over a growing buffer");
     // The host sees the same on both sides of every border.
-    let borders = buffer
-        .chunks()
-        .iter()
-        .map(|chunk| (chunk.address - buffer.device_ptr()) as usize / 4)
-        .skip(1)
-        .collect::<Vec<_>>();
-    for border in borders {
+    let chunks = buffer.chunks();
+    let borders = chunks.iter().skip(1).map(|chunk| (chunk.address - buffer.device_ptr()) as usize / 4);
+    for border in borders.filter(|border| border + 2 <= buffer.len()) {
         let mut words = [0; 4];
         buffer.copy_out(border - 2, &mut words).unwrap();
         assert_eq!(words, [border - 2, border - 1, border, border + 1].map(|n| value(n, step)), "at word {border}");
@@ -204,7 +212,7 @@ pub(crate) fn all_but_one_gibibyte_and_back() {
         buffer.shrink_to(0, Quiesce::Device).unwrap();
         device.pool().trim(Bytes::ZERO);
         let shrunk = started.elapsed();
-        let after = free(&device);
+        let after = free_again(&device, before, crate::SLACK);
         println!(
             "{} of {} MiB in {grown:?}, {} MiB left free; given back in {shrunk:?}, {} bytes more free than before",
             buffer.stats().bytes_reserved,
