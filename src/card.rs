@@ -36,7 +36,7 @@ pub(crate) trait Drain: Send + Sync + fmt::Debug {
 
 /// Memory whose buffer is gone, which could not be unmapped for want of an idle device.
 pub(crate) trait Orphan: Send + fmt::Debug {
-    /// Gives everything back; the device is idle. Returns how much.
+    /// Gives everything back; the device is idle. Returns how much left.
     fn bury(&mut self) -> u64;
 }
 
@@ -152,9 +152,7 @@ impl Card {
 
     /// Waits until the device is idle, and gives back what could not be given back before for want of that.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.gate.synchronize()?;
-        self.bury_orphans();
-        Ok(())
+        self.bury_after(|| Ok(self.gate.synchronize()?)).map(drop)
     }
 
     /// Takes memory over whose buffer is gone while the device could not be waited for.
@@ -162,11 +160,29 @@ impl Card {
         self.orphans.lock().push(orphan);
     }
 
-    /// Gives back what waits for an idle device, which it is.
-    fn bury_orphans(&self) -> u64 {
-        // Not under the lock: the driver is called.
+    /// Waits, and gives back what had lost its buffer before. Returns how much left.
+    fn bury_after(&self, wait: impl FnOnce() -> Result<()>) -> Result<u64> {
+        // Taken before the waiting, which says nothing of work that was queued for what comes after.
         let mut orphans = core::mem::take(&mut *self.orphans.lock());
-        orphans.iter_mut().map(|orphan| orphan.bury()).sum()
+        let waited = wait();
+        // For a lost device there is nothing to wait for.
+        if waited.is_err() && self.gate.lost().is_none() {
+            self.orphans.lock().append(&mut orphans);
+            return waited.map(|()| 0);
+        }
+        // Not under the lock: the driver is called.
+        let buried = orphans.iter_mut().map(|orphan| orphan.bury()).sum();
+        waited.map(|()| buried)
+    }
+
+    /// The device is closed: what could not be given back goes now or not at all.
+    pub(crate) fn close(&self) {
+        if !self.gate.is_forked() && !self.orphans.lock().is_empty() {
+            let buried = self.bury_after(|| if self.quiet() { Ok(()) } else { Err(not_idle().into()) });
+            if let Err(error) = buried {
+                tracing::warn!(device = %self.id(), %error, "a device was closed and not all of its memory came back");
+            }
+        }
     }
 
     pub(crate) fn add_pool(&self, pool: Weak<dyn GiveWay>) {
@@ -202,13 +218,16 @@ impl Card {
     /// That no graph is being captured, as far as the driver tells: on the given stream, and on any that the default
     /// stream waits for.
     pub(crate) fn check_capture(&self, stream: Option<RawStream>) -> Result<()> {
-        for stream in stream.into_iter().chain([RawStream::DEFAULT]) {
-            // SAFETY: the default stream always lives; whoever made another promised the same of it.
-            if unsafe { self.gate.stream_is_capturing(stream) }? {
-                return Err(Error::Capturing { device: self.id() });
-            }
+        stream.into_iter().chain([RawStream::DEFAULT]).try_for_each(|stream| self.check_not_capturing(stream))
+    }
+
+    /// That this stream is not capturing a graph.
+    pub(crate) fn check_not_capturing(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the default stream always lives; whoever made another promised the same of it.
+        match unsafe { self.gate.stream_is_capturing(stream) }? {
+            true => Err(Error::Capturing { device: self.id() }),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Notes that memory of a span waits for an event.
@@ -222,13 +241,14 @@ impl Card {
     /// Gives up all memory whose event has passed, and what lost its buffer while the device could not be waited for;
     /// returns how much. Does nothing while a graph is captured.
     pub(crate) fn drain(&self) -> u64 {
-        if self.accounts.retiring.get() == 0 || self.check_capture(None).is_err() {
+        let _draining = self.draining.lock();
+        let lost = self.gate.lost().is_some();
+        if self.accounts.retiring.get() == 0 || (!lost && self.check_capture(None).is_err()) {
             return 0;
         }
-        let _draining = self.draining.lock();
         let mut drained = 0;
-        if !self.orphans.lock().is_empty() && self.quiet() {
-            drained += self.bury_orphans();
+        if !self.orphans.lock().is_empty() {
+            drained += self.bury_after(|| if self.quiet() { Ok(()) } else { Err(not_idle().into()) }).unwrap_or(0);
         }
         // The list is not held while the driver is called.
         let mut spans = core::mem::take(&mut *self.retiring.lock());
@@ -341,5 +361,5 @@ pub(crate) fn twice(mut give_back: impl FnMut() -> DriverResult<()>) -> DriverRe
 /// The error of memory that cannot go yet, because the device cannot be waited for.
 pub(crate) fn not_idle() -> DriverError {
     DriverError::new(Call::Synchronize, DriverErrorKind::Other)
-        .with_detail("the device could not be waited for, so nothing was unmapped; it goes when that is possible")
+        .with_detail("the device could not be waited for, so nothing was unmapped")
 }

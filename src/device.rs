@@ -75,20 +75,23 @@ impl Device {
     fn shared(id: &str, open: impl FnOnce() -> Result<Self>) -> Result<Self> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         // A forked child opens devices of its own. The parent's are left alone there, not dropped.
-        let known = || {
+        let find = |devices: &[Self]| {
             let mine = |device: &&Self| device.info().id() == id && !device.inner.card.gate().is_forked();
-            DEVICES.lock().iter().find(mine).cloned()
+            devices.iter().find(mine).cloned()
         };
-        if let Some(device) = known() {
+        if let Some(device) = find(&DEVICES.lock()) {
             return Ok(device);
         }
         // Opened without the lock, so that a driver that is slow to start keeps nobody else waiting. Of two threads that
         // open the same one, the first to be done wins.
         let device = open()?;
-        if let Some(device) = known() {
-            return Ok(device);
+        let mut devices = DEVICES.lock();
+        if let Some(first) = find(&devices) {
+            // Ours is dropped when this returns, after the lock.
+            drop(devices);
+            return Ok(first);
         }
-        DEVICES.lock().push(device.clone());
+        devices.push(device.clone());
         Ok(device)
     }
 
@@ -184,13 +187,23 @@ impl Device {
         ChunkPool::new(&self.inner.card, props, keep.get(), left_out)
     }
 
-    /// One chunk with these properties through its whole life.
+    /// One chunk with these properties through its whole life. A card that is full says nothing against them.
     fn try_props(&self, props: ChunkProps, granularity: Bytes) -> Result<()> {
         let card = &self.inner.card;
+        let create = || Chunk::create(card, granularity.get(), props).map_err(|(error, _)| error);
+        let chunk = match create() {
+            Err(Error::OutOfMemory(_)) if card.make_room() > 0 => create(),
+            result => result,
+        };
+        let chunk = match chunk {
+            Err(Error::OutOfMemory(figures)) if figures.free < granularity => return Ok(()),
+            chunk => chunk?,
+        };
         let mut range = ReservedRange::reserve(card, granularity.get(), granularity.get())?;
-        let chunk = Chunk::create(card, granularity.get(), props).map_err(|(error, _)| error)?;
-        range.append(vec![chunk])?;
-        range.close()
+        let appended = range.append(vec![chunk]);
+        // Nobody was told of the memory, so there is nothing to wait for.
+        let torn = range.tear_down(true, drop);
+        appended.map_err(Error::from).and(torn)
     }
 
     /// A chunk that another process exported, by [`GrowableBuffer::export_chunk`](crate::GrowableBuffer::export_chunk)
@@ -233,11 +246,22 @@ impl Device {
     /// [`Error::ChunkSize`]; [`Error::OutOfMemory`] or [`Error::OutOfFiles`] with the figures; [`Error::Refused`] where
     /// virtual memory is off; what the driver says.
     pub fn chunk(&self, bytes: Bytes) -> Result<Chunk> {
+        self.chunk_from(self.pool(), bytes)
+    }
+
+    /// The same from another pool of this device, with its properties.
+    ///
+    /// # Errors
+    /// As for [`chunk`](Self::chunk); [`Error::OtherDevice`].
+    pub fn chunk_from(&self, pool: &ChunkPool, bytes: Bytes) -> Result<Chunk> {
+        if !Arc::ptr_eq(pool.card(), &self.inner.card) {
+            return Err(Error::OtherDevice { what: "a pool", theirs: pool.card().id(), ours: self.info().id() });
+        }
         let (granularity, max) = (self.require_virtual()?, self.verdict().quirks().max_chunk);
         if bytes.is_zero() || !bytes.get().is_multiple_of(granularity.get()) || bytes > max {
             return Err(Error::ChunkSize { asked: bytes, granularity, max });
         }
-        self.pool().take_one(bytes.get()).map(|taken| taken.chunk)
+        pool.take_one(bytes.get()).map(|taken| taken.chunk)
     }
 
     /// The granularity, where virtual memory is on.
@@ -281,9 +305,10 @@ impl Device {
         Event::borrowed(&self.inner.card, RawEvent(raw.expose_provenance() as u64))
     }
 
-    /// Gives up all memory whose event has passed. Growths and shrinks do so by themselves when they need to.
+    /// Gives up all memory whose event has passed, and what a drop could not give back because the device could not be
+    /// waited for. Growths and shrinks do so by themselves when they need to.
     ///
-    /// Returns how much went back to its pool.
+    /// Returns how much was given up.
     pub fn drain(&self) -> Bytes {
         Bytes::new(self.inner.card.drain())
     }
@@ -308,6 +333,12 @@ impl Device {
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.card.close();
     }
 }
 
@@ -432,8 +463,8 @@ impl DeviceOptions {
         self
     }
 
-    /// How much memory buffers may hold together; the check makes sure that the open files suffice for that. All of
-    /// the device's unless set.
+    /// How much memory buffers will hold together: what the check plans open files for, not a limit. All of the device's
+    /// unless set.
     pub const fn arena(mut self, bytes: Bytes) -> Self {
         self.arena = Some(bytes);
         self

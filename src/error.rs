@@ -239,7 +239,8 @@ impl fmt::Display for OutOfMemory {
         }
         write!(
             f,
-            ", free {free} of {total} ({source}). Shrink a buffer, or free memory that other programs hold, and try again"
+            ", free {free} of {total} ({source}). Close or shrink a buffer (in contiguous mode only closing gives memory \
+             back), or free memory that other programs hold, and try again"
         )
     }
 }
@@ -271,7 +272,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ZeroLength { what } => {
-                write!(f, "{what} of 0 elements was asked for; ask for at least one")
+                write!(f, "{what} of nothing was asked for; ask for at least one element")
             }
             Self::ZeroSizedType { type_name } => {
                 write!(f, "elements of type {type_name} have no size; use a type of at least one byte")
@@ -302,7 +303,7 @@ impl fmt::Display for Error {
             Self::BeyondMax { asked, len, max_len } => write!(
                 f,
                 "growing from {len} to {asked} elements was asked for, and the buffer was built for at most {max_len}; \
-                 build it with a larger max_len (addresses cost nothing)"
+                 build it with a larger max_len (in virtual mode addresses cost nothing)"
             ),
             Self::ShrinkAboveLen { asked, len } => {
                 write!(f, "shrinking to {asked} elements was asked for, and there are only {len}; use grow_to to grow")
@@ -318,8 +319,8 @@ impl fmt::Display for Error {
             Self::OutOfMemory(figures) => figures.fmt(f),
             Self::OutOfFiles(Shortage { needed, limit, hard }) => write!(
                 f,
-                "no open file left: {needed} needed, and the open-file limit is {limit} (hard {hard}); raise it \
-                 (ulimit -n), or use larger chunks"
+                "no open file left for another chunk: {needed} needed, what is kept for the application included, and the \
+                 open-file limit is {limit} (hard {hard}); raise it (ulimit -n), or use fewer and larger chunks"
             ),
             Self::OutOfMaps(Shortage { needed, limit, .. }) => write!(
                 f,

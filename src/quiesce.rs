@@ -50,20 +50,25 @@ impl Quiesce<'_> {
         Self::AlreadyIdle(Idle(()))
     }
 
+    /// That it can be waited for on this card.
+    pub(crate) fn check(&self, card: &Arc<Card>) -> Result<()> {
+        match self {
+            Self::Stream(stream) => card.check_stream(*stream),
+            Self::Event(event) | Self::Deferred(event) => event.check(card),
+            Self::Device | Self::AlreadyIdle(_) => Ok(()),
+        }
+    }
+
     /// Waits as the form says.
     pub(crate) fn wait(&self, card: &Arc<Card>) -> Result<()> {
         match self {
             Self::Device => card.synchronize(),
             Self::Stream(stream) => {
-                card.check_stream(*stream)?;
-                card.check_capture(Some(*stream))?;
+                card.check_not_capturing(*stream)?;
                 // SAFETY: whoever made the raw stream promised that it is alive and of the device it is used with.
                 Ok(unsafe { card.gate().synchronize_stream(*stream) }?)
             }
-            Self::Event(event) | Self::Deferred(event) => {
-                event.check(card)?;
-                event.wait()
-            }
+            Self::Event(event) | Self::Deferred(event) => event.wait(),
             Self::AlreadyIdle(_) => Ok(()),
         }
     }
@@ -129,10 +134,12 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::OtherDevice`] for a stream of a simulated device on a real one; [`Error::EventInUse`] if memory waits for
-    /// an event that was made elsewhere; what the driver says.
+    /// an event that was made elsewhere; [`Error::Capturing`] if the stream captures a graph, of which the event would
+    /// become a part that cannot be waited for; what the driver says.
     pub fn record(&self, stream: RawStream) -> Result<()> {
         let mut point = self.point.lock();
         point.card.check_stream(stream)?;
+        point.card.check_not_capturing(stream)?;
         let waited_for = Arc::strong_count(&point) > 1;
         if waited_for && !point.owned {
             return Err(Error::EventInUse);

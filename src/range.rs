@@ -158,6 +158,13 @@ impl ReservedRange {
     /// All chunks come back with the error, and nothing is mapped. [`Error::BeyondMax`] never; [`Error::Blocked`] if
     /// they do not fit; [`Error::OtherDevice`]; [`Error::OutOfMaps`]; what the driver says.
     pub fn append(&mut self, chunks: Vec<Chunk>) -> Result<(), Box<Rejected>> {
+        self.map_behind(chunks)?;
+        self.card.accounts().mark_peak();
+        Ok(())
+    }
+
+    /// [`append`](Self::append), also for what was there a moment ago.
+    fn map_behind(&mut self, chunks: Vec<Chunk>) -> Result<(), Box<Rejected>> {
         if let Some(other) = chunks.iter().find(|chunk| !Arc::ptr_eq(chunk.card(), &self.card)) {
             let error = Error::OtherDevice { what: "a chunk", theirs: other.card().id(), ours: self.card.id() };
             return Err(Rejected::new(chunks, error));
@@ -209,7 +216,6 @@ impl ReservedRange {
         }
         let accounts = self.card.accounts();
         accounts.in_hand.move_to(&accounts.mapped, total);
-        accounts.mark_peak();
         self.mapped += total;
         self.chunks.extend(chunks);
         Ok(())
@@ -294,7 +300,7 @@ impl ReservedRange {
             return Rejected::new(taken, first.into());
         }
         while let Some(chunk) = taken.pop() {
-            if let Err(rejected) = self.append(vec![chunk]) {
+            if let Err(rejected) = self.map_behind(vec![chunk]) {
                 taken.extend(rejected.chunks);
                 taken.reverse();
                 return Rejected::new(taken, rejected.error.after(first.into()));
@@ -323,8 +329,8 @@ impl ReservedRange {
                 return Err(rejected);
             }
         };
-        let Err(mut rejected) = self.append(chunks) else { return Ok(old.pop()) };
-        if let Err(again) = self.append(old) {
+        let Err(mut rejected) = self.map_behind(chunks) else { return Ok(old.pop()) };
+        if let Err(again) = self.map_behind(old) {
             rejected.chunks.extend(again.chunks);
             rejected.error = again.error.after(rejected.error);
         }

@@ -21,12 +21,14 @@ const DRIVER_ALIGN: u64 = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Allocate the whole maximum once. Growing is bookkeeping, the address never moves.
+    /// Allocate the whole maximum once. Growing is bookkeeping, the address never moves. A maximum larger than the
+    /// device's memory cannot be had that way: give such a buffer another policy.
     #[default]
     Upfront,
-    /// Allocate this much once. Growing within it is bookkeeping, beyond it a clear error. The address never moves.
+    /// Allocate this many bytes once (no more than the maximum). Growing within it is bookkeeping, beyond it a clear error. The address never moves.
     Capacity(Bytes),
-    /// Allocate as needed: growing beyond the block makes a larger one and copies. The address changes, and
+    /// Allocate as needed: growing beyond the block makes a larger one and copies; both are there meanwhile, in a
+    /// [`BufferSet`](crate::BufferSet) those of all members. The address changes, and
     /// [`moves`](crate::GrowableBuffer::moves) says how often it did.
     MayMove,
     /// Do not build the buffer.
@@ -95,7 +97,11 @@ impl FallbackContiguous {
         let overflow = Error::Overflow { what: "a block", count: bytes, size: 1 };
         let all = bytes.checked_add(slack).ok_or(overflow)?;
         let gate = self.card.gate();
-        let raw = gate.allocate(all).map_err(|error| self.card.explain(all, error))?;
+        let try_once = || gate.allocate(all).map_err(|error| self.card.explain(all, error));
+        let raw = match try_once() {
+            Err(Error::OutOfMemory(_)) if self.card.make_room() > 0 => try_once()?,
+            result => result?,
+        };
         let accounts = self.card.accounts();
         accounts.contiguous.add(all);
         accounts.mark_peak();

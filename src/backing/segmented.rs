@@ -1,6 +1,7 @@
 //! Chunks under a span: the backing that grows and shrinks in place.
 
 use core::fmt;
+use core::panic::AssertUnwindSafe;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -18,14 +19,15 @@ use crate::range::{MappedChunk, Rejected, ReservedRange};
 /// What is told of chunks as they come and go, for libraries that register device memory (NCCL, UCX, GPUDirect).
 ///
 /// Called on the thread that grows, shrinks or drops the buffer, or on one that gives up memory whose event has passed,
-/// with the buffer's memory locked: do not call its device from here.
+/// with the buffer's memory locked: do not call its device from here. A panic is logged and goes no further.
 pub trait MapHooks: Send + Sync {
     /// The chunk was mapped and is accessible.
     fn mapped(&self, chunk: MappedChunk) {
         let _ = chunk;
     }
 
-    /// The chunk is about to be unmapped. Should that fail, it stays mapped and `mapped` is called for it again.
+    /// The chunk is about to be unmapped. Should a shrink fail, it stays mapped and `mapped` is called for it again;
+    /// nothing is said of one that a close or a drop had to leave mapped.
     fn unmapping(&self, chunk: MappedChunk) {
         let _ = chunk;
     }
@@ -74,16 +76,23 @@ impl Core {
     }
 
     fn tell_unmapping(&self, from: u64) {
-        if let Some(hooks) = &self.hooks {
-            let from = self.range.base() + from;
-            self.range.chunks().filter(|chunk| chunk.address >= from).for_each(|chunk| hooks.unmapping(chunk));
-        }
+        self.tell(from, |hooks, chunk| hooks.unmapping(chunk));
     }
 
     fn tell_mapped(&self, from: u64) {
-        if let Some(hooks) = &self.hooks {
-            let from = self.range.base() + from;
-            self.range.chunks().filter(|chunk| chunk.address >= from).for_each(|chunk| hooks.mapped(chunk));
+        self.tell(from, |hooks, chunk| hooks.mapped(chunk));
+    }
+
+    /// Tells of the chunks that begin at or above `from`. A hook that panics is logged and goes no further: memory is
+    /// half way from here to there.
+    fn tell(&self, from: u64, what: impl Fn(&dyn MapHooks, MappedChunk)) {
+        let Some(hooks) = &self.hooks else { return };
+        let from = self.range.base() + from;
+        for chunk in self.range.chunks().filter(|chunk| chunk.address >= from) {
+            let told = std::panic::catch_unwind(AssertUnwindSafe(|| what(&**hooks, chunk)));
+            if told.is_err() {
+                tracing::error!(device = %self.pool.card().id(), ?chunk, "a hook panicked");
+            }
         }
     }
 
@@ -97,19 +106,14 @@ impl Core {
     }
 
     /// Counts all memory that waits for events among the mapped again while `act` works, and what is left after it as
-    /// waiting; also if a hook panics.
+    /// waiting.
     fn with_all_mapped<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        struct Restore<'a>(&'a mut Core);
-        impl Drop for Restore<'_> {
-            fn drop(&mut self) {
-                let accounts = self.0.pool.card().accounts();
-                accounts.mapped.move_to(&accounts.retiring, self.0.mapped() - self.0.committed());
-            }
-        }
-        let accounts = self.pool.card().accounts();
+        let card = Arc::clone(self.pool.card());
+        let accounts = card.accounts();
         accounts.retiring.move_to(&accounts.mapped, self.mapped() - self.committed());
-        let restore = Restore(self);
-        act(&mut *restore.0)
+        let result = act(self);
+        accounts.mapped.move_to(&accounts.retiring, self.mapped() - self.committed());
+        result
     }
 
     /// Unmaps whole chunks from `bytes` on and keeps them.
@@ -188,6 +192,12 @@ impl Segmented {
 
     fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock()
+    }
+
+    /// Lets others on the card give up for us what waits for events.
+    fn register(&self) {
+        let core: Arc<dyn Drain> = Arc::clone(&self.core) as Arc<dyn Drain>;
+        self.card().add_retiring(Arc::downgrade(&core));
     }
 
     fn shrunk(&self, released: u64, retiring: u64, why: Option<String>) -> Shrunk {
@@ -375,6 +385,7 @@ impl Backing for Segmented {
             let chunks = match unsafe { core.range.take_from(Bytes::new(growth.from)) } {
                 Ok(chunks) => chunks,
                 Err(rejected) => {
+                    core.tell_mapped(growth.from);
                     result = Err(rejected.error);
                     rejected.chunks
                 }
@@ -388,6 +399,11 @@ impl Backing for Segmented {
                 let mapped = core.mapped();
                 core.retiring.cut(mapped);
             });
+        }
+        let waits = core.retiring.start().is_some();
+        drop(core);
+        if waits {
+            self.register();
         }
         result
     }
@@ -425,8 +441,7 @@ impl Backing for Segmented {
         let waiting = core.mapped() - core.committed();
         drop(core);
         if waiting > 0 {
-            let core: Arc<dyn Drain> = Arc::clone(&self.core) as Arc<dyn Drain>;
-            self.card().add_retiring(Arc::downgrade(&core));
+            self.register();
         }
         Ok(self.shrunk(released, waiting, None))
     }

@@ -1,7 +1,8 @@
 //! What is in a buffer: copies, fills, and slices where the host can touch the memory.
 //!
 //! Copies and fills without a stream are over when they return, and do not wait for work that was queued on streams
-//! before: what they read or overwrite must be complete already. Those on a stream (`.._on`) are ordered there.
+//! before: what they read or overwrite must be complete already. Those on a stream (`.._on`) are ordered there; on one
+//! that captures a graph they become part of it, and whoever launches it answers for the memory being there.
 
 use core::ops::{Bound, RangeBounds};
 
@@ -202,8 +203,8 @@ impl<T> GrowableBuffer<T> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the place lies within the buffer's committed memory, which no shrink takes away before the stream has
-        // passed; the caller keeps the elements.
+        // SAFETY: the place lies within the buffer's committed memory, which a shrink takes away only after what it
+        // names has passed; the caller keeps the elements.
         Ok(unsafe { self.device.card().gate().copy_in(address, elements.as_ptr().cast(), bytes, Some(stream)) }?)
     }
 
@@ -240,8 +241,8 @@ impl<T> GrowableBuffer<T> {
         if source.abs_diff(target) < bytes {
             return Err(Error::Overlap { start, to, count });
         }
-        // SAFETY: both places lie within the buffer's committed memory, which no shrink takes away before the stream
-        // has passed, and do not overlap.
+        // SAFETY: both places lie within the buffer's committed memory, which a shrink takes away only after what it
+        // names has passed, and do not overlap.
         Ok(unsafe { self.device.card().gate().copy_within(target, source, bytes, Some(stream)) }?)
     }
 

@@ -256,7 +256,8 @@ impl<T> GrowableBuffer<T> {
     }
 
     /// Grows to `len` elements and clears the new ones, all bytes zero: queued on the stream given, or without one done
-    /// when this returns.
+    /// when this returns. Work that a deferred shrink was to wait for is waited for if this growth takes its memory back;
+    /// elements that were given up and stayed committed are the caller's to order.
     ///
     /// # Errors
     /// As for [`grow_to`](Self::grow_to); [`Error::Capturing`] if the stream captures a graph, which would take the
@@ -350,14 +351,15 @@ impl<T> GrowableBuffer<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShrinkAboveLen`]; what the driver says. The buffer is then as it was, unless the error is
+    /// [`Error::ShrinkAboveLen`]; [`Error::OtherDevice`], [`Error::EventNotRecorded`] for what cannot be waited for;
+    /// [`Error::Capturing`]; what the driver says. The buffer is then as it was, unless the error is
     /// [`Error::Rollback`].
     pub fn shrink_to(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
         self.shrink_now(len, &quiesce)
     }
 
     fn shrink_now(&mut self, len: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
-        let bytes = self.check_shrink(len)?;
+        let bytes = self.check_shrink(len, quiesce)?;
         let result = if self.backing.would_release(bytes) == 0 {
             // SAFETY: no chunk lies wholly above, so nothing is unmapped.
             unsafe { self.backing.shrink(bytes) }
@@ -382,7 +384,7 @@ impl<T> GrowableBuffer<T> {
     /// # Errors
     /// As for [`shrink_to`](Self::shrink_to).
     pub fn shrink_exact(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
-        let bytes = self.check_shrink(len)?;
+        let bytes = self.check_shrink(len, &quiesce)?;
         if self.backing.mode() == Mode::Virtual
             && (self.backing.committed() > bytes || self.backing.would_release(bytes) > 0)
         {
@@ -394,10 +396,12 @@ impl<T> GrowableBuffer<T> {
         self.after_shrink(len, result)
     }
 
-    fn check_shrink(&self, len: usize) -> Result<u64> {
+    /// That a shrink makes sense, also where it has nothing to give up or to wait for.
+    fn check_shrink(&self, len: usize, quiesce: &Quiesce<'_>) -> Result<u64> {
         if len > self.len {
             return Err(Error::ShrinkAboveLen { asked: len, len: self.len });
         }
+        quiesce.check(self.device.card())?;
         Ok(self.bytes_of(len))
     }
 

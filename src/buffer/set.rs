@@ -176,12 +176,13 @@ impl BufferSet {
     /// Shrinks all members to `rows` rows, as [`GrowableBuffer::shrink_to`] does.
     ///
     /// # Errors
-    /// [`Error::ShrinkAboveLen`] changes nothing. If a member cannot give its memory up, all lengths fall all the
+    /// [`Error::ShrinkAboveLen`], and a [`Quiesce`] that a member cannot wait for, change nothing. If a member cannot give its memory up, all lengths fall all the
     /// same, its memory stays committed, and the error is its own.
     pub fn shrink_to(&mut self, rows: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
         if rows > self.rows {
             return Err(Error::ShrinkAboveLen { asked: rows, len: self.rows });
         }
+        self.members.iter().try_for_each(|member| member.check(quiesce))?;
         self.truncate(rows);
         let mut all = Shrunk { released: Bytes::ZERO, retiring: Bytes::ZERO, committed: Bytes::ZERO, why: None };
         let mut first = None;
@@ -214,6 +215,8 @@ trait AnyBuffer: Send + Sync {
     fn undo(&mut self, growth: Growth) -> Result<()>;
     fn truncate(&mut self, rows: usize);
     fn close(self: Box<Self>) -> Result<()>;
+    /// That it can be quiesced so.
+    fn check(&self, quiesce: &Quiesce<'_>) -> Result<()>;
     /// Gives up what lies above the length.
     fn give_up(&mut self, quiesce: &Quiesce<'_>) -> Result<Shrunk>;
 }
@@ -264,6 +267,10 @@ impl<T: Send + Sync + 'static> AnyBuffer for Joined<T> {
 
     fn close(self: Box<Self>) -> Result<()> {
         self.buffer.close()
+    }
+
+    fn check(&self, quiesce: &Quiesce<'_>) -> Result<()> {
+        self.buffer.check_shrink(self.buffer.len(), quiesce).map(drop)
     }
 
     fn give_up(&mut self, quiesce: &Quiesce<'_>) -> Result<Shrunk> {

@@ -18,6 +18,7 @@ pub struct Chunk {
     bytes: u64,
     /// Whether another process may have it too. Such a chunk is never kept for others.
     shared: bool,
+    props: ChunkProps,
     card: Arc<Card>,
 }
 
@@ -34,7 +35,7 @@ impl Chunk {
                 let accounts = card.accounts();
                 accounts.in_hand.add(bytes);
                 accounts.chunks.add(1);
-                Ok(Self { handle, bytes, shared: false, card: Arc::clone(card) })
+                Ok(Self { handle, bytes, shared: false, props, card: Arc::clone(card) })
             }
             Err(error) => {
                 card.files().release(files);
@@ -58,7 +59,7 @@ impl Chunk {
                 let accounts = card.accounts();
                 accounts.in_hand.add(bytes);
                 accounts.chunks.add(1);
-                Ok(Self { handle, bytes, shared: true, card: Arc::clone(card) })
+                Ok(Self { handle, bytes, shared: true, props: ChunkProps::PLAIN, card: Arc::clone(card) })
             }
             Err(error) => {
                 card.files().release(files);
@@ -78,6 +79,10 @@ impl Chunk {
         let fd = unsafe { self.card.gate().export(self.handle) }?;
         self.shared = true;
         Ok(fd)
+    }
+
+    pub(crate) fn props(&self) -> ChunkProps {
+        self.props
     }
 
     pub(crate) fn is_shared(&self) -> bool {

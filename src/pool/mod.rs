@@ -99,14 +99,15 @@ impl ChunkPool {
         &self.inner.left_out
     }
 
-    /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device, or
-    /// one that another process shares, is released.
+    /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device or
+    /// with other properties, or one that another process shares, is released.
     pub fn put(&self, chunk: Chunk) {
         if !Arc::ptr_eq(chunk.card(), &self.inner.card) {
             return;
         }
         let mut kept = self.inner.kept.lock();
-        if !chunk.is_shared() && kept.bytes.saturating_add(chunk.size()) <= kept.keep {
+        let fits = !chunk.is_shared() && chunk.props() == self.inner.props;
+        if fits && kept.bytes.saturating_add(chunk.size()) <= kept.keep {
             self.inner.insert(&mut kept, chunk);
             return;
         }
@@ -195,10 +196,9 @@ impl ChunkPool {
         match Chunk::create(&self.inner.card, bytes, self.inner.props) {
             Ok(chunk) => Ok(Taken { chunk, fresh: true }),
             Err((error, true)) => {
-                if self.inner.card.make_room() == 0 {
-                    return Err(error);
-                }
-                tracing::debug!(device = %self.inner.card.id(), %error, "the pools were emptied for another try");
+                // Also where that gave nothing: another thread may have made the room.
+                let made = Bytes::new(self.inner.card.make_room());
+                tracing::debug!(device = %self.inner.card.id(), %error, %made, "trying once more");
                 let chunk = Chunk::create(&self.inner.card, bytes, self.inner.props).map_err(|(error, _)| error)?;
                 Ok(Taken { chunk, fresh: true })
             }

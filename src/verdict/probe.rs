@@ -163,19 +163,16 @@ impl Probe {
         })?;
         self.granularity = self.find_granularity()?;
         self.step(Step::Limits, Self::check_limits)?;
-        match self.life_cycle() {
-            Err(reason @ Reason::Memory { .. }) => {
-                // Another program may have moved the counter at the same moment.
-                tracing::debug!(%reason, "trying the check once more");
-                self.life_cycle()?;
-            }
+        let mut result = self.life_cycle();
+        if let Err(reason @ Reason::Memory { .. }) = &result {
+            // Another program may have moved the counter at the same moment.
+            tracing::debug!(%reason, "trying the check once more");
+            result = self.life_cycle();
+        }
+        match result {
             // A card that is full just now says nothing of its virtual memory, and the verdict is kept for long.
-            Err(Reason::Call { step: Step::Create, error, .. }) if self.is_full(&error) => {
-                self.log.end(
-                    Step::Create,
-                    Outcome::Worked(format!("no memory to try it with: {error}")),
-                    Duration::ZERO,
-                );
+            Err(Reason::Call { step, error, .. }) if self.is_full(&error) => {
+                self.log.end(step, Outcome::Worked(format!("no memory to try it with: {error}")), Duration::ZERO);
             }
             result => result?,
         }
@@ -283,7 +280,7 @@ impl Probe {
         result
     }
 
-    /// Whether a create failed because there truly was no memory for it.
+    /// Whether a call failed because there truly was no memory for it.
     fn is_full(&self, error: &DriverError) -> bool {
         error.kind() == DriverErrorKind::OutOfMemory
             && self.card.gate().memory().is_ok_and(|memory| memory.free < 2 * self.granularity)

@@ -10,6 +10,7 @@ mod faults;
 mod life;
 mod limits;
 mod only_here;
+mod orphans;
 mod regressions;
 mod share;
 mod verdicts;

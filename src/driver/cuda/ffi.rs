@@ -69,9 +69,9 @@ pub const CU_MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 pub const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: u32 = 1;
 
-/// `CU_STREAM_NON_BLOCKING`: a stream that does not wait for the default stream, nor it for the stream.
-/// Calls of this thread do not break captures that are under way elsewhere.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of the thread do not break captures that are under way.
 pub const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
+/// `CU_STREAM_NON_BLOCKING`: a stream that does not wait for the default stream, nor it for the stream.
 pub const CU_STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub const CU_STREAM_CAPTURE_STATUS_NONE: u32 = 0;
