@@ -6,7 +6,7 @@ use growspan::{Error, Fallback, GrowableBuffer, Mode, Quiesce, Shrunk};
 use crate::card::GRANULE;
 use crate::case::{BufferOp, How};
 use crate::model::{Model, Seen};
-use crate::world::{Done, Env, Leeway, seen};
+use crate::world::{Done, Effect, Env, seen};
 
 /// A place for a buffer.
 pub(crate) struct Slot<T> {
@@ -63,11 +63,12 @@ impl<T: Pod + Send> Slot<T> {
             }
             BufferOp::GrowTo(to) => {
                 let to = to.within(max_len);
-                Done::of(buffer.grow_to(to), to <= max_len)
+                Done::of(buffer.grow_to(to), to <= max_len).which(Effect::Grows)
             }
             BufferOp::GrowBy(more) => {
                 let more = more.within(max_len);
-                Done::of(buffer.grow_by(more), len.checked_add(more).is_some_and(|to| to <= max_len))
+                let valid = len.checked_add(more).is_some_and(|to| to <= max_len);
+                Done::of(buffer.grow_by(more), valid).which(Effect::Grows)
             }
             BufferOp::GrowZeroed(to) => {
                 let to = to.within(max_len);
@@ -76,7 +77,7 @@ impl<T: Pod + Send> Slot<T> {
                     model.resize(buffer.len() * size);
                     model.write(len * size, &vec![0; (buffer.len() - len) * size]);
                 }
-                Done::of(result, to <= max_len).or(Leeway::UndoFails)
+                Done::of(result, to <= max_len).which(Effect::Grows)
             }
             BufferOp::Append { elements, seed } => {
                 let elements: Vec<T> = pattern(many(elements), seed);
@@ -85,7 +86,7 @@ impl<T: Pod + Send> Slot<T> {
                     model.resize(buffer.len() * size);
                     model.write(len * size, bytemuck::cast_slice(&elements));
                 }
-                Done::of(result, len + elements.len() <= max_len).or(Leeway::Keeps)
+                Done::of(result, len + elements.len() <= max_len).which(Effect::Grows)
             }
             BufferOp::Push(seed) => {
                 let element = pattern::<T>(1, seed)[0];
@@ -94,7 +95,7 @@ impl<T: Pod + Send> Slot<T> {
                     model.resize(buffer.len() * size);
                     model.write(len * size, bytemuck::bytes_of(&element));
                 }
-                Done::of(result, len < max_len).or(Leeway::Keeps)
+                Done::of(result, len < max_len).which(Effect::Grows)
             }
             BufferOp::Truncate(to) => {
                 buffer.truncate(to.within(max_len));
@@ -108,7 +109,7 @@ impl<T: Pod + Send> Slot<T> {
                 if let Ok(shrunk) = &result {
                     check_shrunk(buffer, &was, to, shrunk);
                 }
-                Done::of(result, to <= len)
+                Done::of(result, to <= len).which(Effect::Shrinks)
             }
             BufferOp::ShrinkExact(to, how) => {
                 let to = to.within(len);
@@ -121,7 +122,7 @@ impl<T: Pod + Send> Slot<T> {
                         assert!(shrunk.committed.get() <= exact, "{shrunk:?} of {exact}");
                     }
                 }
-                Done::of(result, to <= len)
+                Done::of(result, to <= len).which(Effect::Shrinks)
             }
             BufferOp::CopyIn { start, elements, seed } => {
                 let (start, elements) = (start.within(len), pattern::<T>(many(elements), seed));
@@ -167,7 +168,7 @@ impl<T: Pod + Send> Slot<T> {
                 Done::ok()
             }
         };
-        // Where it grew, the new elements hold anything; where it could not be undone, the length has fallen.
+        // Where it grew, the new elements hold anything; where a shrink could not be undone, the length has fallen.
         self.settle(len, op, done)
     }
 
@@ -176,7 +177,9 @@ impl<T: Pod + Send> Slot<T> {
         let Some(buffer) = &self.buffer else { return done };
         let (len, max_len) = (buffer.len(), buffer.max_len());
         let wanted = match (op, &done.error) {
-            (_, Some(Error::Rollback { .. } | Error::DeviceLost(_))) => len.min(was),
+            // To what is still mapped, where not even undoing a shrink succeeded; a growth never costs any.
+            (_, Some(Error::Rollback { .. })) if done.effect == Effect::Shrinks => was.min(buffer.capacity()),
+            (_, Some(Error::DeviceLost(_))) => len.min(was),
             (_, Some(_)) => was,
             (BufferOp::GrowTo(to) | BufferOp::GrowZeroed(to), None) => was.max(to.within(max_len)),
             (BufferOp::GrowBy(more), None) => was + more.within(max_len),

@@ -69,7 +69,7 @@ impl Card {
     }
 
     pub(crate) fn sim(&self) -> SimDriver {
-        let total = Bytes::new(GRANULE * if self.granules > 200 { 1 << 18 } else { 24 + u64::from(self.granules) });
+        let total = Bytes::new(GRANULE * if self.has_plenty() { 1 << 18 } else { 24 + u64::from(self.granules) });
         let limit = |n: u8| HELD + 64 + u64::from(n);
         let files = |soft: u8, hard: u8, as_out_of_memory| Personality::OpenFilePerChunk {
             held: HELD,
@@ -133,6 +133,15 @@ impl Card {
     pub(crate) fn is_broken(&self) -> bool {
         use Runtime::{MapsNothing, NoSupport, ReserveReturnsNull, StaleAfterMap, Vgpu};
         matches!(self.runtime, StaleAfterMap | MapsNothing { .. } | ReserveReturnsNull | Vgpu | NoSupport)
+    }
+
+    /// Whether memory or open files may run out by themselves.
+    pub(crate) fn runs_short(&self) -> bool {
+        !self.has_plenty() || self.limits_files()
+    }
+
+    fn has_plenty(&self) -> bool {
+        self.granules > 200
     }
 
     pub(crate) fn limits_files(&self) -> bool {

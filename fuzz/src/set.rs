@@ -5,7 +5,7 @@ use growspan::{BufferSet, Error, GrowableBuffer, Member};
 use crate::buffer::quiesce;
 use crate::case::SetOp;
 use crate::model::{Model, Seen};
-use crate::world::{Done, Env, Leeway, seen};
+use crate::world::{Done, Effect, Env, seen};
 
 const ROWS: usize = 6000;
 /// Elements per row of both members.
@@ -81,12 +81,12 @@ impl SetSlot {
             SetOp::GrowTo(to) => {
                 let to = to.within(most);
                 wanted = rows.max(to);
-                Done::of(self.set.grow_to(to), to <= most).or(Leeway::UndoFails)
+                Done::of(self.set.grow_to(to), to <= most).which(Effect::Grows)
             }
             SetOp::GrowBy(more) => {
                 let more = more.within(most);
                 wanted = rows.saturating_add(more);
-                Done::of(self.set.grow_by(more), wanted <= most).or(Leeway::UndoFails)
+                Done::of(self.set.grow_by(more), wanted <= most).which(Effect::Grows)
             }
             SetOp::Truncate(to) => {
                 wanted = rows.min(to.within(most));
@@ -107,8 +107,8 @@ impl SetSlot {
                 }
                 // Lengths fall in any case, and what could not be given up stays.
                 wanted = if to <= rows { to } else { rows };
-                let leeway = if to <= rows { Leeway::Falls } else { Leeway::Nothing };
-                let done = Done::of(result, to <= rows).or(leeway);
+                let effect = if to <= rows { Effect::Empties } else { Effect::Nothing };
+                let done = Done::of(result, to <= rows).which(effect);
                 self.follow(wanted, &done);
                 return done;
             }

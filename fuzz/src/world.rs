@@ -27,32 +27,33 @@ pub(crate) struct Done {
     pub(crate) error: Option<Error>,
     /// What was asked for is possible at all.
     pub(crate) valid: bool,
-    pub(crate) leeway: Leeway,
+    pub(crate) effect: Effect,
 }
 
-/// What a failure may leave other than it was.
+/// What an operation does to the memory of buffers, and with that what may be left where its undoing fails too.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leeway {
+pub(crate) enum Effect {
+    /// Nothing that would have to be undone.
     Nothing,
-    /// More committed, if what undoes a growth was struck too.
-    UndoFails,
-    /// More committed, and with it another address: the documentation names only the length.
-    Keeps,
-    /// Shorter and smaller buffers.
-    Falls,
+    /// More committed, and the same length.
+    Grows,
+    /// Less committed, and a length that has fallen to it.
+    Shrinks,
+    /// The same, and lengths fall in any case, whatever could be given up.
+    Empties,
 }
 
 impl Done {
     pub(crate) fn ok() -> Self {
-        Self { error: None, valid: true, leeway: Leeway::Nothing }
+        Self { error: None, valid: true, effect: Effect::Nothing }
     }
 
     pub(crate) fn of<T>(result: Result<T, Error>, valid: bool) -> Self {
-        Self { error: result.err(), valid, leeway: Leeway::Nothing }
+        Self { error: result.err(), valid, effect: Effect::Nothing }
     }
 
-    pub(crate) fn or(mut self, leeway: Leeway) -> Self {
-        self.leeway = leeway;
+    pub(crate) fn which(mut self, effect: Effect) -> Self {
+        self.effect = effect;
         self
     }
 }
@@ -136,7 +137,7 @@ impl World {
         if !self.lost {
             self.judge(&done, &strikes);
         }
-        self.check(&before, Some(&done), &strikes);
+        self.check(&before, Some((&step.op, &done)), &strikes);
         std::mem::forget(guard);
     }
 
@@ -167,11 +168,15 @@ impl World {
         let pool = self.env.device.pool();
         let bytes = |granules: u8| growspan::Bytes::new(GRANULE * u64::from(granules % 24));
         match *op {
-            // Chunks are for spans.
-            PoolOp::Take { .. } if self.env.device.verdict().mode() == Mode::Contiguous => Done::ok(),
             PoolOp::Take { granules } => {
-                let result = pool.take(bytes(granules)).map(|chunk| self.loose.push(chunk));
-                Done::of(result, !bytes(granules).is_zero())
+                // Now and then a byte more than any device maps.
+                let asked = growspan::Bytes::new(bytes(granules).get() + u64::from(granules >= 240));
+                let verdict = self.env.device.verdict();
+                let fits = !asked.is_zero() && asked.get().is_multiple_of(verdict.granularity().get());
+                let valid = verdict.mode() == Mode::Virtual && fits && asked <= verdict.quirks().max_chunk;
+                let chunk = self.env.device.chunk(asked);
+                assert!(chunk.as_ref().map_or(true, |chunk| chunk.bytes() == asked), "{chunk:?}");
+                Done::of(chunk.map(|chunk| self.loose.push(chunk)), valid)
             }
             PoolOp::Put => {
                 self.loose.pop().into_iter().for_each(|chunk| pool.put(chunk));
@@ -210,18 +215,19 @@ impl World {
             return;
         };
         assert!(!error.to_string().is_empty());
-        if !strikes.is_empty() {
-            return;
-        }
         let card = &self.env.card;
         let fair = match error {
             Error::BeyondMax { .. } | Error::ShrinkAboveLen { .. } | Error::OutOfBounds { .. } => !done.valid,
             Error::Overflow { .. } | Error::ChunkSize { .. } => !done.valid,
+            Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
+            // Something may run out by itself; that undoing it fails takes a strike.
+            Error::Rollback { .. } if done.effect == Effect::Grows => strikes.iter().any(spoils),
+            Error::Rollback { .. } => done.effect != Effect::Nothing && !strikes.is_empty(),
+            _ if !strikes.is_empty() => true,
             Error::OutOfMemory(_) => true,
             Error::OutOfFiles(_) => card.limits_files(),
             Error::OutOfMaps(_) => card.limits_maps(),
             Error::Reserve { .. } => card.limits_spans(),
-            Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
             Error::Blocked { .. } => self.spoiled,
             _ => false,
         };
@@ -234,10 +240,10 @@ impl World {
     }
 
     /// Everything that must be true between steps.
-    fn check(&self, before: &Before, done: Option<&Done>, strikes: &[Strike]) {
+    fn check(&self, before: &Before, step: Option<(&Op, &Done)>, strikes: &[Strike]) {
         let env = &self.env;
         assert_eq!(env.sim.violations(), [], "against the driver's rules");
-        let error = done.and_then(|done| done.error.as_ref());
+        let error = step.and_then(|(_, done)| done.error.as_ref());
         if self.lost {
             // Nothing can be known of the device any more; lengths may have fallen.
             return;
@@ -245,28 +251,23 @@ impl World {
         self.a.check();
         self.b.check();
         self.set.check();
-        let undo_struck = strikes.iter().any(|strike| matches!(strike.call, Call::Unmap | Call::Free));
         let seen = self.seen();
-        for (was, is) in before.seen.iter().zip(&seen) {
+        for (place, (was, is)) in before.seen.iter().zip(&seen).enumerate() {
             let (Some(was), Some(is)) = (was, is) else { continue };
             if was.mode == Mode::Virtual || was.moves == is.moves && was.address != 0 {
                 assert_eq!(was.address, is.address, "the address moved");
             }
-            let (Some(error), Some(done)) = (error, done) else { continue };
-            match done.leeway {
-                _ if matches!(error, Error::Rollback { .. }) => assert!(is.len <= was.len, "{was:?} {is:?}"),
-                Leeway::Falls => assert!(is.len <= was.len && is.committed <= was.committed, "{was:?} {is:?}"),
-                Leeway::UndoFails if !undo_struck => assert_eq!(was, is, "it failed, and changed a buffer"),
-                Leeway::UndoFails | Leeway::Keeps => {
-                    assert!(is.len == was.len && is.committed >= was.committed, "{was:?} {is:?}");
-                }
-                Leeway::Nothing => assert_eq!(was, is, "it failed, and changed a buffer"),
+            let Some((op, done)) = step else { continue };
+            if !op.touches(place) {
+                assert_eq!(was, is, "buffer {place} changed, of which nothing was asked");
+            } else if let Some(error) = &done.error {
+                check_failed(was, is, error, done.effect);
             }
         }
         self.check_accounts(&seen);
-        if let (Some(was), Some(error)) = (&before.snapshot, error) {
-            let exact = done.is_some_and(|done| matches!(done.leeway, Leeway::Nothing | Leeway::UndoFails));
-            if exact && !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. }) {
+        if let (Some(was), Some((_, done)), Some(error)) = (&before.snapshot, step, error) {
+            let undone = !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. });
+            if undone && done.effect != Effect::Empties {
                 self.check_failure(was, before, error, strikes);
             }
         }
@@ -306,14 +307,13 @@ impl World {
             [bytes_reserved, bytes_mapped, bytes_in_hand, bytes_contiguous, bytes_stranded]
         };
         assert_eq!(fixed(was), fixed(&is), "it failed, and changed the accounts");
+        // The pool is given up before a shortage of memory or files is believed.
+        let short = self.env.card.runs_short() || strikes.iter().any(|strike| strike.call == Call::Create);
         let pooled = is.bytes_pooled.get();
-        match error {
-            // The pool is given up before a shortage is believed.
-            Error::OutOfMemory(_) | Error::OutOfFiles(_) => assert!(pooled <= before.trimmable, "pooled: {is}"),
-            _ => {
-                assert!(pooled == before.trimmable || pooled < before.trimmable && !strikes.is_empty(), "pooled: {is}")
-            }
-        }
+        assert!(
+            pooled == before.trimmable || short && pooled < before.trimmable,
+            "it failed with {error}, pooled: {is}"
+        );
     }
 
     /// Drops everything and looks at what is left.
@@ -352,6 +352,23 @@ impl World {
         if !self.spoiled {
             sim.assert_clean();
         }
+    }
+}
+
+/// What an operation that failed left of a buffer it was about.
+fn check_failed(was: &Seen, is: &Seen, error: &Error, effect: Effect) {
+    if matches!(error, Error::Rollback { .. }) {
+        assert_eq!((was.address, was.moves), (is.address, is.moves), "{was:?} {is:?}");
+    }
+    match (effect, error) {
+        (Effect::Grows, Error::Rollback { .. }) => {
+            assert!(is.len == was.len && is.committed >= was.committed, "{was:?} {is:?}");
+        }
+        (Effect::Shrinks, Error::Rollback { .. }) => {
+            assert!(is.len == was.len.min(is.capacity) && is.committed <= was.committed, "{was:?} {is:?}");
+        }
+        (Effect::Empties, _) => assert!(is.len <= was.len && is.committed <= was.committed, "{was:?} {is:?}"),
+        _ => assert_eq!(was, is, "it failed, and changed a buffer"),
     }
 }
 
