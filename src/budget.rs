@@ -84,7 +84,8 @@ impl OpenFileBudget {
 
     /// Says that a device may come to hold `chunks` at most, so that a raise is made once and large enough.
     pub(crate) fn expect_at_most(&self, chunks: u64) {
-        self.0.state.lock().expected += chunks;
+        let mut state = self.0.state.lock();
+        state.expected = state.expected.saturating_add(chunks);
     }
 
     pub(crate) fn acquire(&self, n: u64) -> Result<(), Shortage> {
@@ -187,6 +188,8 @@ struct State {
     expected: u64,
     /// Acquisitions until the rest of the process is counted again; zero at first.
     until_recount: u64,
+    /// Whether only the least headroom is left, as last counted.
+    tight: bool,
 }
 
 impl State {
@@ -274,11 +277,13 @@ impl Budget {
     /// Makes sure that `total` of ours fit, by raising the limit if need be.
     fn fit(&self, state: &mut State, total: u64) -> Result<(), Shortage> {
         let fits = |state: &State, headroom: u64| total.saturating_add(headroom) <= state.soft;
-        if state.until_recount > 0 && fits(state, state.headroom().0) {
+        let (polite, least) = state.headroom();
+        if state.until_recount > 0 && fits(state, if state.tight { least } else { polite }) {
             state.until_recount -= 1;
             return Ok(());
         }
         self.recount(state);
+        state.tight = false;
         if fits(state, state.headroom().0) {
             return Ok(());
         }
@@ -286,6 +291,9 @@ impl Budget {
             self.raise(state, total);
         }
         if fits(state, state.headroom().1) {
+            // Counting is dear, and the headroom covers what the application opens in between.
+            state.tight = !fits(state, state.headroom().0);
+            state.until_recount = if state.tight { LEAST_HEADROOM / 2 } else { RECOUNT };
             return Ok(());
         }
         let needed = total.saturating_add(state.headroom().0);

@@ -2,11 +2,13 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
-use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
+use crate::driver::{Call, Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
 
 /// One device's shared state.
@@ -16,6 +18,32 @@ pub(crate) struct Card {
     files: Arc<OpenFileBudget>,
     maps: Arc<MapBudget>,
     accounts: Accounts,
+    /// The spans of which memory waits for an event.
+    retiring: Mutex<Vec<Weak<dyn Drain>>>,
+    /// What was dropped while the device could not be waited for.
+    orphans: Mutex<Vec<Box<dyn Orphan>>>,
+    /// The pools of this card, which give way when memory runs out.
+    pools: Mutex<Vec<Weak<dyn GiveWay>>>,
+    /// Held while memory that waits is given up, so that nobody takes a list in use for an empty one.
+    draining: Mutex<()>,
+}
+
+/// A span of which memory waits for an event.
+pub(crate) trait Drain: Send + Sync + fmt::Debug {
+    /// Gives up what has passed, unless the span is in use just now. Returns how much, and whether more waits.
+    fn drain(&self) -> (u64, bool);
+}
+
+/// Memory whose buffer is gone, which could not be unmapped for want of an idle device.
+pub(crate) trait Orphan: Send + fmt::Debug {
+    /// Gives everything back; the device is idle. Returns how much.
+    fn bury(&mut self) -> u64;
+}
+
+/// Keeps memory that nobody uses.
+pub(crate) trait GiveWay: Send + Sync + fmt::Debug {
+    /// Gives it all back to the driver. Returns how much.
+    fn give_way(&self) -> u64;
 }
 
 /// Bytes by where they are. Every byte a driver gave out is in exactly one of `mapped`, `pooled`, `retiring`,
@@ -85,7 +113,16 @@ impl Card {
             Some(limits) => (Arc::new(OpenFileBudget::new(Arc::clone(&limits))), Arc::new(MapBudget::new(limits))),
             None => (OpenFileBudget::process(), MapBudget::process()),
         };
-        Arc::new(Self { gate, files, maps, accounts: Accounts::default() })
+        Arc::new(Self {
+            gate,
+            files,
+            maps,
+            accounts: Accounts::default(),
+            retiring: Mutex::default(),
+            orphans: Mutex::default(),
+            pools: Mutex::default(),
+            draining: Mutex::default(),
+        })
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -100,15 +137,50 @@ impl Card {
         &self.maps
     }
 
-    /// Waits until the device is idle, so that memory can be taken away. False if that cannot be known.
+    /// Waits until the device is idle, so that memory can be taken away. False if that cannot be known, as while a graph
+    /// is captured.
     pub(crate) fn quiet(&self) -> bool {
         match twice(|| self.gate.synchronize()) {
             Ok(()) => true,
+            Err(error) if is_gone(&error) => true,
             Err(error) => {
                 tracing::warn!(device = %self.id(), %error, "the device could not be waited for");
-                is_gone(&error)
+                false
             }
         }
+    }
+
+    /// Waits until the device is idle, and gives back what could not be given back before for want of that.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.gate.synchronize()?;
+        self.bury_orphans();
+        Ok(())
+    }
+
+    /// Takes memory over whose buffer is gone while the device could not be waited for.
+    pub(crate) fn adopt(&self, orphan: Box<dyn Orphan>) {
+        self.orphans.lock().push(orphan);
+    }
+
+    /// Gives back what waits for an idle device, which it is.
+    fn bury_orphans(&self) -> u64 {
+        // Not under the lock: the driver is called.
+        let mut orphans = core::mem::take(&mut *self.orphans.lock());
+        orphans.iter_mut().map(|orphan| orphan.bury()).sum()
+    }
+
+    pub(crate) fn add_pool(&self, pool: Weak<dyn GiveWay>) {
+        let mut pools = self.pools.lock();
+        pools.retain(|known| known.strong_count() > 0);
+        pools.push(pool);
+    }
+
+    /// Gives back all that nobody uses: what waited for events that have passed, what lost its buffer, and what pools
+    /// keep. Returns how much.
+    pub(crate) fn make_room(&self) -> u64 {
+        let drained = self.drain();
+        let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        drained + pools.iter().map(|pool| pool.give_way()).sum::<u64>()
     }
 
     pub(crate) fn accounts(&self) -> &Accounts {
@@ -125,6 +197,51 @@ impl Card {
             return Ok(());
         }
         Err(Error::OtherDevice { what: "a stream", theirs: "a simulated device".to_owned(), ours: self.id() })
+    }
+
+    /// That no graph is being captured, as far as the driver tells: on the given stream, and on any that the default
+    /// stream waits for.
+    pub(crate) fn check_capture(&self, stream: Option<RawStream>) -> Result<()> {
+        for stream in stream.into_iter().chain([RawStream::DEFAULT]) {
+            // SAFETY: the default stream always lives; whoever made another promised the same of it.
+            if unsafe { self.gate.stream_is_capturing(stream) }? {
+                return Err(Error::Capturing { device: self.id() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that memory of a span waits for an event.
+    pub(crate) fn add_retiring(&self, span: Weak<dyn Drain>) {
+        let mut spans = self.retiring.lock();
+        if !spans.iter().any(|known| known.ptr_eq(&span)) {
+            spans.push(span);
+        }
+    }
+
+    /// Gives up all memory whose event has passed, and what lost its buffer while the device could not be waited for;
+    /// returns how much. Does nothing while a graph is captured.
+    pub(crate) fn drain(&self) -> u64 {
+        if self.accounts.retiring.get() == 0 || self.check_capture(None).is_err() {
+            return 0;
+        }
+        let _draining = self.draining.lock();
+        let mut drained = 0;
+        if !self.orphans.lock().is_empty() && self.quiet() {
+            drained += self.bury_orphans();
+        }
+        // The list is not held while the driver is called.
+        let mut spans = core::mem::take(&mut *self.retiring.lock());
+        spans.retain(|span| {
+            let Some(span) = span.upgrade() else { return false };
+            let (bytes, more) = span.drain();
+            drained += bytes;
+            more
+        });
+        for span in spans {
+            self.add_retiring(span);
+        }
+        drained
     }
 
     /// An error of a call that asked for `asked` bytes of memory, with the figures that explain it. Open files are
@@ -219,4 +336,10 @@ pub(crate) fn twice(mut give_back: impl FnMut() -> DriverResult<()>) -> DriverRe
         Err(error) if !is_gone(&error) => give_back(),
         result => result,
     }
+}
+
+/// The error of memory that cannot go yet, because the device cannot be waited for.
+pub(crate) fn not_idle() -> DriverError {
+    DriverError::new(Call::Synchronize, DriverErrorKind::Other)
+        .with_detail("the device could not be waited for, so nothing was unmapped; it goes when that is possible")
 }

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::time::Duration;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 use crate::bytes::Bytes;
 use crate::card::Card;
 use crate::driver::host::{HostDriver, HostOptions};
-use crate::driver::{CheckForm, ChunkProps, Driver, DriverInfo, MemoryInfo};
+use crate::driver::{CheckForm, ChunkProps, Driver, DriverInfo, MemoryInfo, RawEvent};
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, ChunkPool, Sizing};
 use crate::quiesce::Event;
@@ -73,14 +74,21 @@ impl Device {
     /// The one device of that name in this process, opened if need be.
     fn shared(id: &str, open: impl FnOnce() -> Result<Self>) -> Result<Self> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
-        let mut devices = DEVICES.lock();
         // A forked child opens devices of its own. The parent's are left alone there, not dropped.
-        let known = devices.iter().find(|device| device.info().id() == id && !device.inner.card.gate().is_forked());
-        if let Some(device) = known {
-            return Ok(device.clone());
+        let known = || {
+            let mine = |device: &&Self| device.info().id() == id && !device.inner.card.gate().is_forked();
+            DEVICES.lock().iter().find(mine).cloned()
+        };
+        if let Some(device) = known() {
+            return Ok(device);
         }
+        // Opened without the lock, so that a driver that is slow to start keeps nobody else waiting. Of two threads that
+        // open the same one, the first to be done wins.
         let device = open()?;
-        devices.push(device.clone());
+        if let Some(device) = known() {
+            return Ok(device);
+        }
+        DEVICES.lock().push(device.clone());
         Ok(device)
     }
 
@@ -106,7 +114,7 @@ impl Device {
         all
     }
 
-    /// The device of that name: `auto`, `host`, `cuda:N`, `hip:N`.
+    /// The device of that name: `auto`, `host`, `cuda:N`, `cuda:GPU-…` (a UUID as `nvidia-smi -L` prints it), `hip:N`.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] for any other name; [`Error::NoDevice`] if there is none.
@@ -115,6 +123,7 @@ impl Device {
             DeviceName::Auto => Self::best(),
             DeviceName::Host => Self::host(),
             DeviceName::Cuda(ordinal) => Self::cuda(ordinal),
+            DeviceName::CudaUuid(uuid) => Self::cuda(cuda_ordinal(uuid)?),
             DeviceName::Hip(ordinal) => Self::hip(ordinal),
         }
     }
@@ -154,9 +163,53 @@ impl Device {
     }
 
     /// A pool of its own: for chunks with other properties, or that must not mix with others. It keeps at most `keep`.
+    ///
+    /// Properties are tried one by one, with a chunk of their own: that a device names one as supported does not mean
+    /// that it works (WSL refuses access to memory made for RDMA). Only those that fail are left out;
+    /// [`ChunkPool::left_out`] says which and why.
     #[must_use]
-    pub fn new_pool(&self, props: ChunkProps, keep: Bytes) -> ChunkPool {
-        ChunkPool::new(&self.inner.card, props, keep.get())
+    pub fn new_pool(&self, wanted: ChunkProps, keep: Bytes) -> ChunkPool {
+        let mut props = ChunkProps::PLAIN;
+        let mut left_out = Vec::new();
+        for (name, with) in wanted.one_by_one() {
+            let candidate = with(props);
+            match self.require_virtual().and_then(|granularity| self.try_props(candidate, granularity)) {
+                Ok(()) => props = candidate,
+                Err(why) => {
+                    tracing::info!(device = %self.info().id(), property = name, %why, "left out of a pool");
+                    left_out.push((name, why.to_string()));
+                }
+            }
+        }
+        ChunkPool::new(&self.inner.card, props, keep.get(), left_out)
+    }
+
+    /// One chunk with these properties through its whole life.
+    fn try_props(&self, props: ChunkProps, granularity: Bytes) -> Result<()> {
+        let card = &self.inner.card;
+        let mut range = ReservedRange::reserve(card, granularity.get(), granularity.get())?;
+        let chunk = Chunk::create(card, granularity.get(), props).map_err(|(error, _)| error)?;
+        range.append(vec![chunk])?;
+        range.close()
+    }
+
+    /// A chunk that another process exported, by [`GrowableBuffer::export_chunk`](crate::GrowableBuffer::export_chunk)
+    /// or [`Chunk::export`]. The file descriptor may be closed afterwards. To use it, map it under a span of
+    /// [`reserve`](Self::reserve).
+    ///
+    /// # Safety
+    /// `fd` was exported on the same kind of device, the same card where it is one, for a chunk of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::ChunkSize`]; [`Error::Refused`] where virtual memory is off; what the driver says.
+    pub unsafe fn import(&self, fd: BorrowedFd<'_>, bytes: Bytes) -> Result<Chunk> {
+        let granularity = self.require_virtual()?;
+        if bytes.is_zero() || !bytes.get().is_multiple_of(granularity.get()) {
+            let max = Bytes::new(u64::MAX);
+            return Err(Error::ChunkSize { asked: bytes, granularity, max });
+        }
+        // SAFETY: the contract is the same.
+        unsafe { Chunk::import(&self.inner.card, fd, bytes.get()) }
     }
 
     /// Reserves a span of at least `bytes`, for containers that place chunks themselves.
@@ -218,12 +271,29 @@ impl Device {
         Event::create(&self.inner.card)
     }
 
+    /// An event that was made elsewhere: the value of a `CUevent` or `hipEvent_t`. It is not destroyed on drop.
+    ///
+    /// # Safety
+    /// `raw` is an event of this device that was recorded, stays alive as long as the result and as long as memory waits
+    /// for it, and is not recorded again by other means while memory waits.
+    #[must_use]
+    pub unsafe fn event_from_raw(&self, raw: *mut core::ffi::c_void) -> Event {
+        Event::borrowed(&self.inner.card, RawEvent(raw.expose_provenance() as u64))
+    }
+
+    /// Gives up all memory whose event has passed. Growths and shrinks do so by themselves when they need to.
+    ///
+    /// Returns how much went back to its pool.
+    pub fn drain(&self) -> Bytes {
+        Bytes::new(self.inner.card.drain())
+    }
+
     /// Waits until all work of the device is over.
     ///
     /// # Errors
     /// What the driver says; an error of earlier work may surface here.
     pub fn synchronize(&self) -> Result<()> {
-        Ok(self.inner.card.gate().synchronize()?)
+        self.inner.card.synchronize()
     }
 
     pub(crate) fn card(&self) -> &Arc<Card> {
@@ -251,19 +321,35 @@ impl fmt::Debug for Device {
 }
 
 /// A device's name, taken apart.
-enum DeviceName {
+enum DeviceName<'a> {
     Auto,
     Host,
     Cuda(u32),
+    CudaUuid(&'a str),
     Hip(u32),
 }
 
-impl DeviceName {
-    fn parse(name: &str) -> Result<Self> {
+/// The number of the CUDA device with this UUID.
+fn cuda_ordinal(uuid: &str) -> Result<u32> {
+    let missing = |why| Error::NoDevice { asked: format!("cuda:{uuid}"), why };
+    #[cfg(feature = "cuda")]
+    return match crate::driver::cuda::CudaDriver::open_uuid_text(uuid) {
+        Ok(driver) => Ok(driver.info().ordinal),
+        Err(error) => Err(missing(error.to_string())),
+    };
+    #[cfg(not(feature = "cuda"))]
+    Err(missing("this build leaves the `cuda` feature out".to_owned()))
+}
+
+impl<'a> DeviceName<'a> {
+    fn parse(name: &'a str) -> Result<Self> {
         let unknown = || Error::UnknownDevice {
             asked: name.to_owned(),
-            known: "auto, host, cuda:N and hip:N, with N from 0".to_owned(),
+            known: "auto, host, cuda:N, cuda:GPU-UUID and hip:N, with N from 0".to_owned(),
         };
+        if let Some(uuid) = name.strip_prefix("cuda:").filter(|uuid| uuid.starts_with("GPU-")) {
+            return Ok(Self::CudaUuid(uuid));
+        }
         let (backend, ordinal) = match name.split_once(':') {
             Some((backend, ordinal)) => (backend, Some(ordinal.parse().map_err(|_| unknown())?)),
             None => (name, None),
@@ -433,6 +519,7 @@ impl DeviceOptions {
             }
             DeviceName::Host => self.host(HostOptions::default()),
             DeviceName::Cuda(ordinal) => self.cuda(ordinal),
+            DeviceName::CudaUuid(uuid) => self.cuda(cuda_ordinal(uuid)?),
             DeviceName::Hip(ordinal) => self.hip(ordinal),
         }
     }
@@ -447,7 +534,7 @@ impl DeviceOptions {
             Some(keep) => keep.get(),
             None => card.gate().memory()?.total / KEEP_SHARE,
         };
-        let pool = ChunkPool::new(&card, ChunkProps::PLAIN, keep);
+        let pool = ChunkPool::new(&card, ChunkProps::PLAIN, keep, Vec::new());
         Ok(Device { inner: Arc::new(Inner { card, pool, verdict: OnceLock::new(), options: self }) })
     }
 

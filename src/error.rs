@@ -94,6 +94,15 @@ pub enum Error {
         /// The present length, in elements.
         len: usize,
     },
+    /// A copy on a stream between two places that overlap.
+    Overlap {
+        /// The first element to copy.
+        start: usize,
+        /// Where it was to be copied to.
+        to: usize,
+        /// How many elements.
+        count: usize,
+    },
     /// The device has no memory left, also after the pool was emptied.
     OutOfMemory(Box<OutOfMemory>),
     /// The process may not hold as many open files. Never reported as out of memory.
@@ -174,6 +183,17 @@ pub enum Error {
         bytes: Bytes,
         /// What the driver said first.
         source: DriverError,
+    },
+    /// The buffer's memory is shared with another process, which may change it at any time.
+    Shared,
+    /// A shrink was to wait for an event that was never recorded.
+    EventNotRecorded,
+    /// Memory waits for an event that was made elsewhere, so it cannot be recorded again yet.
+    EventInUse,
+    /// A stream is capturing a graph, when memory may neither be mapped nor unmapped.
+    Capturing {
+        /// The device.
+        device: String,
     },
     /// The device or its context is gone for good.
     DeviceLost(DriverError),
@@ -290,6 +310,11 @@ impl fmt::Display for Error {
             Self::OutOfBounds { what, start, count, len } => {
                 write!(f, "{what} of {count} elements from {start} was asked for, and the length is {len}")
             }
+            Self::Overlap { start, to, count } => write!(
+                f,
+                "a copy of {count} elements from {start} to {to} on a stream overlaps itself; use copy_within, or copy in \
+                 pieces"
+            ),
             Self::OutOfMemory(figures) => figures.fmt(f),
             Self::OutOfFiles(Shortage { needed, limit, hard }) => write!(
                 f,
@@ -334,6 +359,20 @@ impl fmt::Display for Error {
             ),
             Self::Rollback { first, then } => write!(f, "{first}; and undoing it failed: {then}"),
             Self::NotReturned { bytes, source } => write!(f, "{bytes} could not be given back to the driver: {source}"),
+            Self::Shared => f.write_str(
+                "a chunk of the buffer was exported, so others may change it at any time; use copy_in and copy_out",
+            ),
+            Self::EventNotRecorded => {
+                f.write_str("the event was never recorded, so there is nothing to wait for; record it behind the work")
+            }
+            Self::EventInUse => f.write_str(
+                "memory waits for where this event was recorded, and it was made elsewhere; record another event",
+            ),
+            Self::Capturing { device } => write!(
+                f,
+                "a stream of {device} is capturing a graph, when memory may neither be mapped nor unmapped; grow before \
+                 the capture, shrink after it"
+            ),
             Self::DeviceLost(error) => write!(f, "the device was lost: {error}; restart the process"),
             Self::Forked => f.write_str(
                 "called from a forked child process, where device memory belongs to the parent; open a device of its \

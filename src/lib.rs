@@ -16,7 +16,7 @@ mod stats;
 pub mod sys;
 pub mod verdict;
 
-pub use backing::{Backing, Fallback, FallbackContiguous, Mode, Shrunk};
+pub use backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
 pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
 pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Member};
 pub use bytes::Bytes;

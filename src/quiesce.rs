@@ -1,7 +1,10 @@
 //! How a shrink makes sure that no work on the device can touch memory about to be unmapped.
 
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::card::{Card, is_gone};
 use crate::driver::{RawEvent, RawStream};
@@ -23,8 +26,11 @@ pub enum Quiesce<'a> {
     Stream(RawStream),
     /// Wait for an event. Right if it was recorded behind all work that touches the memory.
     Event(&'a Event),
-    /// The length falls now, and the memory is given up once the event has passed. Right if the event was recorded
-    /// behind all work that touches the memory. Where the event has not passed yet, this version waits for it.
+    /// Do not wait: the length falls now, and the memory is given up by a later operation on the device once the event
+    /// has passed. A buffer that grows again before takes it back without a driver call; work that was queued before may
+    /// then still write to it. Right if the event was recorded behind all work that touches the memory.
+    ///
+    /// A buffer lets 64 shrinks wait; one more waits for the oldest of them, and says so in the log.
     Deferred(&'a Event),
     /// Do not wait at all. Only [`Quiesce::already_idle`] makes one.
     AlreadyIdle(Idle),
@@ -47,9 +53,10 @@ impl Quiesce<'_> {
     /// Waits as the form says.
     pub(crate) fn wait(&self, card: &Arc<Card>) -> Result<()> {
         match self {
-            Self::Device => Ok(card.gate().synchronize()?),
+            Self::Device => card.synchronize(),
             Self::Stream(stream) => {
                 card.check_stream(*stream)?;
+                card.check_capture(Some(*stream))?;
                 // SAFETY: whoever made the raw stream promised that it is alive and of the device it is used with.
                 Ok(unsafe { card.gate().synchronize_stream(*stream) }?)
             }
@@ -76,23 +83,66 @@ impl Quiesce<'_> {
 /// # }
 /// ```
 pub struct Event {
+    point: Mutex<Arc<Point>>,
+}
+
+/// A driver's event. Memory that waits for it keeps it alive.
+pub(crate) struct Point {
     card: Arc<Card>,
     raw: RawEvent,
+    /// Whether it is ours to destroy.
+    owned: bool,
+    /// Whether it was ever recorded, as far as we know.
+    recorded: AtomicBool,
+}
+
+impl Point {
+    fn create(card: &Arc<Card>) -> Result<Arc<Self>> {
+        let raw = card.gate().event_create()?;
+        Ok(Arc::new(Self { card: Arc::clone(card), raw, owned: true, recorded: AtomicBool::new(false) }))
+    }
+
+    pub(crate) fn is_reached(&self) -> Result<bool> {
+        // SAFETY: the event is alive until it is dropped.
+        Ok(unsafe { self.card.gate().event_query(self.raw) }?)
+    }
+
+    pub(crate) fn wait(&self) -> Result<()> {
+        // SAFETY: the event is alive until it is dropped.
+        Ok(unsafe { self.card.gate().event_wait(self.raw) }?)
+    }
 }
 
 impl Event {
     pub(crate) fn create(card: &Arc<Card>) -> Result<Self> {
-        Ok(Self { card: Arc::clone(card), raw: card.gate().event_create()? })
+        Ok(Self { point: Mutex::new(Point::create(card)?) })
     }
 
-    /// Records the event behind the work queued on `stream` so far.
+    /// An event that the caller keeps.
+    pub(crate) fn borrowed(card: &Arc<Card>, raw: RawEvent) -> Self {
+        let recorded = AtomicBool::new(true);
+        Self { point: Mutex::new(Arc::new(Point { card: Arc::clone(card), raw, owned: false, recorded })) }
+    }
+
+    /// Records the event behind the work queued on `stream` so far. Memory that waits for where it was recorded before
+    /// goes on waiting for that.
     ///
     /// # Errors
-    /// What the driver says.
+    /// [`Error::OtherDevice`] for a stream of a simulated device on a real one; [`Error::EventInUse`] if memory waits for
+    /// an event that was made elsewhere; what the driver says.
     pub fn record(&self, stream: RawStream) -> Result<()> {
-        self.card.check_stream(stream)?;
+        let mut point = self.point.lock();
+        point.card.check_stream(stream)?;
+        let waited_for = Arc::strong_count(&point) > 1;
+        if waited_for && !point.owned {
+            return Err(Error::EventInUse);
+        }
+        let target = if waited_for { Point::create(&point.card)? } else { Arc::clone(&point) };
         // SAFETY: the event is alive until it is dropped; whoever made the raw stream promised the same of it.
-        Ok(unsafe { self.card.gate().event_record(self.raw, stream) }?)
+        unsafe { point.card.gate().event_record(target.raw, stream) }?;
+        target.recorded.store(true, Relaxed);
+        *point = target;
+        Ok(())
     }
 
     /// Whether the work it was recorded behind is over. True as long as it was never recorded.
@@ -100,8 +150,7 @@ impl Event {
     /// # Errors
     /// What the driver says; an error of that work may surface here.
     pub fn is_reached(&self) -> Result<bool> {
-        // SAFETY: the event is alive until it is dropped.
-        Ok(unsafe { self.card.gate().event_query(self.raw) }?)
+        self.point().is_reached()
     }
 
     /// Waits on the host until the work it was recorded behind is over.
@@ -109,26 +158,37 @@ impl Event {
     /// # Errors
     /// What the driver says; an error of that work may surface here.
     pub fn wait(&self) -> Result<()> {
-        // SAFETY: the event is alive until it is dropped.
-        Ok(unsafe { self.card.gate().event_wait(self.raw) }?)
+        self.point().wait()
     }
 
-    /// The driver's event, for those who record or wait with calls of their own.
+    /// The driver's event, for those who make other streams wait for it with calls of their own (record it with
+    /// [`record`](Self::record) alone). It changes when the event is recorded again while memory waits for it.
     #[must_use]
-    pub const fn raw(&self) -> RawEvent {
-        self.raw
+    pub fn raw(&self) -> RawEvent {
+        self.point.lock().raw
     }
 
-    fn check(&self, card: &Arc<Card>) -> Result<()> {
-        if Arc::ptr_eq(&self.card, card) {
-            return Ok(());
+    /// Where it was recorded last.
+    pub(crate) fn point(&self) -> Arc<Point> {
+        Arc::clone(&self.point.lock())
+    }
+
+    /// That a shrink on this card can wait for the event.
+    pub(crate) fn check(&self, card: &Arc<Card>) -> Result<()> {
+        let point = self.point();
+        if !Arc::ptr_eq(&point.card, card) {
+            return Err(Error::OtherDevice { what: "an event", theirs: point.card.id(), ours: card.id() });
         }
-        Err(Error::OtherDevice { what: "an event", theirs: self.card.id(), ours: card.id() })
+        // Drivers count an event that was never recorded as reached.
+        if point.recorded.load(Relaxed) { Ok(()) } else { Err(Error::EventNotRecorded) }
     }
 }
 
-impl Drop for Event {
+impl Drop for Point {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: the event was made by this driver and is not used again.
         match unsafe { self.card.gate().event_destroy(self.raw) } {
             Err(error) if !is_gone(&error) => {
@@ -139,8 +199,14 @@ impl Drop for Event {
     }
 }
 
-impl fmt::Debug for Event {
+impl fmt::Debug for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event").field("device", &self.card.id()).field("raw", &self.raw).finish()
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.point().fmt(f)
     }
 }

@@ -4,7 +4,7 @@ use core::fmt;
 use std::sync::Arc;
 
 use crate::bytes::Bytes;
-use crate::card::{Card, check_address, is_gone, twice};
+use crate::card::{Card, check_address, is_gone, not_idle, twice};
 use crate::driver::{Call, DriverError, DriverErrorKind, RawHandle};
 use crate::error::{Error, Result};
 use crate::pool::Chunk;
@@ -98,11 +98,21 @@ impl ReservedRange {
             other => other,
         };
         let base = card.gate().reserve(bytes, align).map_err(failed)?;
-        let base = check_address(base, bytes, align).map_err(|why| {
-            failed(DriverError::new(Call::Reserve, DriverErrorKind::OutOfAddresses).with_detail(why.to_string()))
-        })?;
+        if let Err(why) = check_address(base, bytes, align) {
+            if base != 0 {
+                // SAFETY: just reserved with this size, and told to nobody.
+                let _ = unsafe { card.gate().free_span(base, bytes) };
+            }
+            let error = DriverError::new(Call::Reserve, DriverErrorKind::OutOfAddresses).with_detail(why.to_string());
+            return Err(failed(error));
+        }
         card.accounts().reserved.add(bytes);
         Ok(Self { card: Arc::clone(card), base, bytes, mapped: 0, chunks: Vec::new(), stuck: Vec::new() })
+    }
+
+    /// A range of nothing, which takes the place of one that is moved away.
+    pub(crate) fn nothing(card: &Arc<Card>) -> Self {
+        Self { card: Arc::clone(card), base: 0, bytes: 0, mapped: 0, chunks: Vec::new(), stuck: Vec::new() }
     }
 
     /// The first address.
@@ -131,6 +141,10 @@ impl ReservedRange {
             address += chunk.size();
             this
         })
+    }
+
+    pub(crate) fn chunk_mut(&mut self, number: usize) -> Option<&mut Chunk> {
+        self.chunks.get_mut(number)
     }
 
     /// How far the span can be used.
@@ -351,8 +365,7 @@ impl ReservedRange {
         for (offset, chunk) in placed {
             let unmapped = match () {
                 () if gone => Ok(()),
-                () if !idle => Err(DriverError::new(Call::Synchronize, DriverErrorKind::Other)
-                    .with_detail("the device could not be waited for, so nothing was unmapped")),
+                () if !idle => Err(not_idle()),
                 // SAFETY: the chunk is mapped exactly there, and `idle` says that nothing uses it.
                 () => twice(|| unsafe { self.card.gate().unmap(self.base + offset, chunk.size()) }),
             };
@@ -398,7 +411,7 @@ impl ReservedRange {
 
 impl Drop for ReservedRange {
     fn drop(&mut self) {
-        if self.bytes == 0 {
+        if self.bytes == 0 || self.card.gate().is_forked() {
             return;
         }
         let idle = self.chunks.is_empty() || self.card.quiet();

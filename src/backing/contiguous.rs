@@ -1,17 +1,21 @@
 //! One contiguous block: the fallback where virtual memory does not work.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{Backing, Growth, Mode, Shrunk};
 use crate::bytes::Bytes;
-use crate::card::{Card, check_address, is_gone, twice};
+use crate::card::{Card, Orphan, check_address, is_gone, not_idle, twice};
 use crate::driver::{Call, DriverError, DriverErrorKind};
 use crate::error::{Error, Result};
 use crate::pool::Sizing;
+use crate::quiesce::Event;
 use crate::range::MappedChunk;
 
 /// Blocks are multiples of a page, as drivers count them.
 const PAGE: u64 = 4096;
+/// What every driver aligns blocks to.
+const DRIVER_ALIGN: u64 = 256;
 
 /// What a buffer does where virtual memory is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,12 +33,21 @@ pub enum Fallback {
     Refuse,
 }
 
+/// A driver's block, and the aligned part of it that is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    address: u64,
+    bytes: u64,
+    /// What the driver handed out, which is larger for elements with large alignments.
+    raw: (u64, u64),
+}
+
 /// One block, allocated once or moved when it is too small. Nothing goes back to the driver before it is closed.
 #[derive(Debug)]
 pub struct FallbackContiguous {
     card: Arc<Card>,
-    /// `(address, bytes)`; none while a block that may move is empty.
-    block: Option<(u64, u64)>,
+    /// None while a block that may move is empty.
+    block: Option<Block>,
     reserved: u64,
     align: u64,
     may_move: bool,
@@ -63,29 +76,58 @@ impl FallbackContiguous {
             moves: 0,
         };
         if let Some(bytes) = upfront.filter(|bytes| *bytes > 0) {
-            this.block = Some((this.allocate(bytes)?, bytes));
+            this.block = Some(this.allocate(bytes)?);
         }
         Ok(this)
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64> {
-        let gate = self.card.gate();
-        let address = gate.allocate(bytes).map_err(|error| self.card.explain(bytes, error))?;
-        let accounts = self.card.accounts();
-        accounts.contiguous.add(bytes);
-        accounts.mark_peak();
-        check_address(address, bytes, self.align).map_err(|why| {
-            if address == 0 {
-                accounts.contiguous.sub(bytes);
-            } else {
-                let _ = self.free(address, bytes);
-            }
-            DriverError::new(Call::Allocate, DriverErrorKind::Other).with_detail(why.to_string()).into()
-        })
+    fn stays(&self) -> Shrunk {
+        Shrunk {
+            released: Bytes::ZERO,
+            retiring: Bytes::ZERO,
+            committed: Bytes::new(self.committed()),
+            why: Some("contiguous mode: nothing goes back to the driver before the buffer is closed".to_owned()),
+        }
     }
 
-    /// Frees a block; one that the driver keeps is stranded.
-    fn free(&self, address: u64, bytes: u64) -> Result<()> {
+    fn allocate(&self, bytes: u64) -> Result<Block> {
+        let slack = if self.align > DRIVER_ALIGN { self.align.next_multiple_of(PAGE) } else { 0 };
+        let overflow = Error::Overflow { what: "a block", count: bytes, size: 1 };
+        let all = bytes.checked_add(slack).ok_or(overflow)?;
+        let gate = self.card.gate();
+        let raw = gate.allocate(all).map_err(|error| self.card.explain(all, error))?;
+        let accounts = self.card.accounts();
+        accounts.contiguous.add(all);
+        accounts.mark_peak();
+        let least = if slack > 0 { 1 } else { self.align };
+        match check_address(raw, all, least) {
+            Ok(raw) => Ok(Block { address: raw.next_multiple_of(self.align.max(1)), bytes, raw: (raw, all) }),
+            Err(why) => {
+                if raw == 0 {
+                    accounts.contiguous.sub(all);
+                } else {
+                    let _ = self.free(Block { address: raw, bytes, raw: (raw, all) });
+                }
+                Err(DriverError::new(Call::Allocate, DriverErrorKind::Other).with_detail(why.to_string()).into())
+            }
+        }
+    }
+
+    /// A larger block: half as much again, so that growing step by step copies each byte a constant number of times;
+    /// just what is needed where there is no room for that.
+    fn allocate_more(&self, bytes: u64) -> Result<Block> {
+        let from = self.committed();
+        let needed = bytes.next_multiple_of(PAGE).min(self.reserved);
+        let wanted = needed.max(from.saturating_add(from / 2).next_multiple_of(PAGE)).min(self.reserved);
+        match self.allocate(wanted) {
+            Err(Error::OutOfMemory(_)) if needed < wanted => self.allocate(needed),
+            result => result,
+        }
+    }
+
+    /// Frees a block that nothing uses any more; one that the driver keeps is stranded.
+    fn free(&self, block: Block) -> Result<()> {
+        let (address, bytes) = block.raw;
         let accounts = self.card.accounts();
         // SAFETY: the callers hand over a block that came from `allocate` with this size, that nothing uses any more,
         // and forget it.
@@ -102,17 +144,33 @@ impl FallbackContiguous {
     }
 }
 
+/// A block whose buffer is gone, which could not be freed for want of an idle device.
+#[derive(Debug)]
+struct Left(FallbackContiguous, Block);
+
+impl Orphan for Left {
+    fn bury(&mut self) -> u64 {
+        let bytes = self.1.raw.1;
+        let accounts = self.0.card.accounts();
+        accounts.retiring.move_to(&accounts.contiguous, bytes);
+        if let Err(error) = self.0.free(self.1) {
+            tracing::warn!(device = %self.0.card.id(), %error, "the block of a dropped buffer did not come back");
+        }
+        bytes
+    }
+}
+
 impl Backing for FallbackContiguous {
     fn mode(&self) -> Mode {
         Mode::Contiguous
     }
 
     fn base(&self) -> u64 {
-        self.block.map_or(0, |(address, _)| address)
+        self.block.map_or(0, |block| block.address)
     }
 
     fn committed(&self) -> u64 {
-        self.block.map_or(0, |(_, bytes)| bytes)
+        self.block.map_or(0, |block| block.bytes)
     }
 
     fn reserved(&self) -> u64 {
@@ -139,26 +197,26 @@ impl Backing for FallbackContiguous {
         if !self.may_move || bytes > self.reserved {
             return Err(Error::FallbackFull { asked: Bytes::new(bytes), capacity: Bytes::new(self.reserved) });
         }
-        // Half as much again, so that growing step by step copies each byte a constant number of times.
-        let wanted = bytes.max(from.saturating_add(from / 2)).next_multiple_of(PAGE).min(self.reserved);
-        let address = self.allocate(wanted)?;
-        if let Some((old, bytes)) = self.block {
+        let new = self.allocate_more(bytes)?;
+        if let Some(old) = self.block {
             let gate = self.card.gate();
             // SAFETY: both blocks are ours and do not overlap, the new one is larger. Work on the old one is waited for
             // first; without a stream the copy is over when this returns.
-            let copied = gate.synchronize().and_then(|()| unsafe { gate.copy_within(address, old, bytes, None) });
+            let copied = gate
+                .synchronize()
+                .and_then(|()| unsafe { gate.copy_within(new.address, old.address, old.bytes, None) });
             if let Err(error) = copied {
-                let _ = self.free(address, wanted);
+                let _ = self.free(new);
                 return Err(error.into());
             }
             self.moves += 1;
         }
-        let old_block = self.block.replace((address, wanted));
-        Ok(Growth { from, fresh: vec![true], old_block })
+        let old_block = self.block.replace(new);
+        Ok(Growth { from, fresh: vec![true], old_block, retiring: None })
     }
 
     fn settle(&mut self, growth: Growth) {
-        let freed = growth.old_block.map_or(Ok(()), |(address, bytes)| self.free(address, bytes));
+        let freed = growth.old_block.map_or(Ok(()), |block| self.free(block));
         if let Err(error) = freed {
             tracing::warn!(device = %self.card.id(), %error, "a block that was left could not be freed");
         }
@@ -172,7 +230,7 @@ impl Backing for FallbackContiguous {
             self.moves -= 1;
         }
         let new = core::mem::replace(&mut self.block, growth.old_block);
-        new.map_or(Ok(()), |(address, bytes)| self.free(address, bytes))
+        new.map_or(Ok(()), |block| self.free(block))
     }
 
     fn would_release(&self, _: u64) -> u64 {
@@ -180,39 +238,44 @@ impl Backing for FallbackContiguous {
     }
 
     unsafe fn shrink(&mut self, _: u64) -> Result<Shrunk> {
-        Ok(Shrunk {
-            released: Bytes::ZERO,
-            committed: Bytes::new(self.committed()),
-            why: Some("contiguous mode: nothing goes back to the driver before the buffer is closed".to_owned()),
-        })
+        Ok(self.stays())
     }
 
-    unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
-        // SAFETY: the contract is the same.
-        unsafe { self.shrink(bytes) }
+    fn shrink_later(&mut self, _: u64, _: &Event) -> Result<Shrunk> {
+        Ok(self.stays())
     }
 
-    fn close(&mut self, idle: bool) -> Result<()> {
-        let Some((address, bytes)) = self.block.take() else { return Ok(()) };
-        if !idle {
-            let accounts = self.card.accounts();
-            accounts.contiguous.move_to(&accounts.stranded, bytes);
-            let source = DriverError::new(Call::Synchronize, DriverErrorKind::Other)
-                .with_detail("the device could not be waited for, so nothing was freed");
-            return Err(Error::NotReturned { bytes: Bytes::new(bytes), source });
+    unsafe fn shrink_exact(&mut self, _: u64) -> Result<Shrunk> {
+        Ok(self.stays())
+    }
+
+    fn export(&mut self, chunk: usize) -> Result<OwnedFd> {
+        Err(Error::OutOfBounds { what: "exporting", start: chunk, count: 1, len: 0 })
+    }
+
+    fn close(&mut self) -> Result<()> {
+        let Some(block) = self.block.take() else { return Ok(()) };
+        if self.card.quiet() {
+            return self.free(block);
         }
-        self.free(address, bytes)
+        let bytes = block.raw.1;
+        let accounts = self.card.accounts();
+        accounts.contiguous.move_to(&accounts.retiring, bytes);
+        let (card, moves) = (Arc::clone(&self.card), self.moves);
+        let owner = Self { card, block: None, reserved: self.reserved, align: self.align, may_move: false, moves };
+        self.card.adopt(Box::new(Left(owner, block)));
+        Err(Error::NotReturned { bytes: Bytes::new(bytes), source: not_idle() })
     }
 }
 
 impl Drop for FallbackContiguous {
     fn drop(&mut self) {
         // A buffer closes its backing itself. This is for one that was opened and not used.
-        if self.block.is_some() {
-            let idle = self.card.quiet();
-            if let Err(error) = self.close(idle) {
-                tracing::warn!(device = %self.card.id(), %error, "a block was dropped and did not come back");
-            }
+        if self.block.is_some()
+            && !self.card.gate().is_forked()
+            && let Err(error) = self.close()
+        {
+            tracing::warn!(device = %self.card.id(), %error, "a block was dropped and did not come back");
         }
     }
 }

@@ -1,16 +1,19 @@
 //! What lies under a buffer: chunks in a span, or one contiguous block.
 
 mod contiguous;
+mod retire;
 mod segmented;
 
 use core::fmt;
+use std::os::fd::OwnedFd;
 
 pub use contiguous::{Fallback, FallbackContiguous};
-pub use segmented::Segmented;
+pub use segmented::{MapHooks, Segmented};
 
 use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::pool::Sizing;
+use crate::quiesce::Event;
 use crate::range::MappedChunk;
 
 /// Whether a buffer lives in a span or in one block.
@@ -86,6 +89,18 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// [`committed`](Self::committed) has fallen.
     unsafe fn shrink(&mut self, bytes: u64) -> Result<Shrunk>;
 
+    /// Gives up whole chunks above `bytes` once `event` has passed, without waiting for it.
+    ///
+    /// # Errors
+    /// As for [`shrink`](Self::shrink), if the event has passed already.
+    fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk>;
+
+    /// A file descriptor for the mapped chunk with this number, by which another process can have it too.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds); what the driver says.
+    fn export(&mut self, chunk: usize) -> Result<OwnedFd>;
+
     /// Gives up all above `bytes` rounded up to the granularity, by copying what lives in the chunk astride the end.
     ///
     /// # Safety
@@ -95,12 +110,12 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// As for [`shrink`](Self::shrink).
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk>;
 
-    /// Gives everything back. Nothing is there afterwards. `idle` says that no work on the device can touch it;
-    /// without that nothing is taken away from under it.
+    /// Gives everything back, after waiting for the device. Nothing is there afterwards. Where the device cannot be
+    /// waited for, as while a graph is captured, the memory goes when it next can be.
     ///
     /// # Errors
     /// What could not be given back.
-    fn close(&mut self, idle: bool) -> Result<()>;
+    fn close(&mut self) -> Result<()>;
 }
 
 pub(crate) mod sealed {
@@ -118,18 +133,25 @@ pub struct Growth {
     from: u64,
     /// For each new chunk, whether it was made for this.
     fresh: Vec<bool>,
-    /// The block that was left, `(address, bytes)`.
-    old_block: Option<(u64, u64)>,
+    /// The block that was left.
+    old_block: Option<contiguous::Block>,
+    /// What waited for events before some of it was taken back.
+    retiring: Option<retire::RetireList>,
 }
 
 impl Growth {
     const fn nothing(from: u64) -> Self {
-        Self { from, fresh: Vec::new(), old_block: None }
+        Self { from, fresh: Vec::new(), old_block: None, retiring: None }
+    }
+
+    /// Waits for the events of memory that it took back: work queued before them may still write there.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.retiring.as_ref().map_or(Ok(()), retire::RetireList::wait_for_all)
     }
 
     /// Whether anything new was committed.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.fresh.is_empty() && self.old_block.is_none()
+        self.fresh.is_empty() && self.old_block.is_none() && self.retiring.is_none()
     }
 }
 
@@ -151,6 +173,8 @@ impl Growth {
 pub struct Shrunk {
     /// What left the buffer: to the pool, or to the driver where the pool is full.
     pub released: Bytes,
+    /// What left the buffer and waits for its event.
+    pub retiring: Bytes,
     /// What stays committed.
     pub committed: Bytes,
     /// Why more than asked for stays, where it does.
@@ -159,7 +183,11 @@ pub struct Shrunk {
 
 impl fmt::Display for Shrunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} given up, {} stay", self.released, self.committed)?;
+        write!(f, "{} given up, ", self.released)?;
+        if !self.retiring.is_zero() {
+            write!(f, "{} wait for their event, ", self.retiring)?;
+        }
+        write!(f, "{} stay", self.committed)?;
         match &self.why {
             Some(why) => write!(f, ": {why}"),
             None => Ok(()),

@@ -1,41 +1,61 @@
 //! Chunks under a span: the backing that grows and shrinks in place.
 
+use core::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::retire::RetireList;
 use super::{Backing, Growth, Mode, Shrunk};
 use crate::bytes::Bytes;
+use crate::card::{Card, Drain, Orphan, not_idle};
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, ChunkPool, Ladder, Sizing, Taken};
+use crate::quiesce::Event;
 use crate::range::{MappedChunk, Rejected, ReservedRange};
 
+/// What is told of chunks as they come and go, for libraries that register device memory (NCCL, UCX, GPUDirect).
+///
+/// Called on the thread that grows, shrinks or drops the buffer, or on one that gives up memory whose event has passed,
+/// with the buffer's memory locked: do not call its device from here.
+pub trait MapHooks: Send + Sync {
+    /// The chunk was mapped and is accessible.
+    fn mapped(&self, chunk: MappedChunk) {
+        let _ = chunk;
+    }
+
+    /// The chunk is about to be unmapped. Should that fail, it stays mapped and `mapped` is called for it again.
+    fn unmapping(&self, chunk: MappedChunk) {
+        let _ = chunk;
+    }
+}
+
 /// A [`ReservedRange`] with a sizing rule and a pool.
-#[derive(Debug)]
 pub struct Segmented {
-    range: ReservedRange,
+    core: Arc<Mutex<Core>>,
     ladder: Ladder,
     pool: ChunkPool,
     granularity: u64,
+    base: u64,
 }
 
-impl Segmented {
-    pub(crate) fn open(pool: &ChunkPool, ladder: Ladder, granularity: u64) -> Result<Self> {
-        let range = ReservedRange::reserve(pool.card(), ladder.span(), granularity)?;
-        Ok(Self { range, ladder, pool: pool.clone(), granularity })
+/// What a thread that gives up memory for others may reach too.
+struct Core {
+    range: ReservedRange,
+    retiring: RetireList,
+    pool: ChunkPool,
+    hooks: Option<Arc<dyn MapHooks>>,
+}
+
+impl Core {
+    /// What the buffer has: all that is mapped and does not wait to be unmapped.
+    fn committed(&self) -> u64 {
+        self.retiring.start().unwrap_or(self.mapped())
     }
 
-    fn shrunk(&self, released: u64, why: Option<String>) -> Shrunk {
-        Shrunk { released: Bytes::new(released), committed: self.range.mapped(), why }
-    }
-
-    fn keep(&self, chunks: impl IntoIterator<Item = Chunk>) -> u64 {
-        chunks.into_iter().fold(0, |sum, chunk| {
-            let size = chunk.size();
-            self.pool.put(chunk);
-            sum + size
-        })
-    }
-
-    /// Undoes a take of chunks that were made for it or not.
-    fn put_back(&self, chunks: Vec<Chunk>, fresh: Vec<bool>) {
-        self.pool.undo_take(chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
+    fn mapped(&self) -> u64 {
+        self.range.mapped().get()
     }
 
     /// `[start, end)` of the chunk that `bytes` cuts in two, if it does.
@@ -48,12 +68,141 @@ impl Segmented {
         })
     }
 
+    /// The end of the chunk that `bytes` lies in.
+    fn chunk_end(&self, bytes: u64) -> u64 {
+        self.astride(bytes).map_or(bytes, |(_, end)| end)
+    }
+
+    fn tell_unmapping(&self, from: u64) {
+        if let Some(hooks) = &self.hooks {
+            let from = self.range.base() + from;
+            self.range.chunks().filter(|chunk| chunk.address >= from).for_each(|chunk| hooks.unmapping(chunk));
+        }
+    }
+
+    fn tell_mapped(&self, from: u64) {
+        if let Some(hooks) = &self.hooks {
+            let from = self.range.base() + from;
+            self.range.chunks().filter(|chunk| chunk.address >= from).for_each(|chunk| hooks.mapped(chunk));
+        }
+    }
+
+    /// Keeps chunks in the pool; returns how many bytes.
+    fn keep(&self, chunks: impl IntoIterator<Item = Chunk>) -> u64 {
+        chunks.into_iter().fold(0, |sum, chunk| {
+            let size = chunk.size();
+            self.pool.put(chunk);
+            sum + size
+        })
+    }
+
+    /// Counts all memory that waits for events among the mapped again while `act` works, and what is left after it as
+    /// waiting; also if a hook panics.
+    fn with_all_mapped<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        struct Restore<'a>(&'a mut Core);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                let accounts = self.0.pool.card().accounts();
+                accounts.mapped.move_to(&accounts.retiring, self.0.mapped() - self.0.committed());
+            }
+        }
+        let accounts = self.pool.card().accounts();
+        accounts.retiring.move_to(&accounts.mapped, self.mapped() - self.committed());
+        let restore = Restore(self);
+        act(&mut *restore.0)
+    }
+
+    /// Unmaps whole chunks from `bytes` on and keeps them.
+    ///
+    /// # Safety
+    /// As for [`ReservedRange::take_from`].
+    unsafe fn give_up(&mut self, bytes: u64) -> Result<u64> {
+        self.tell_unmapping(bytes);
+        // SAFETY: the contract is the same.
+        let taken = unsafe { self.range.take_from(Bytes::new(bytes)) };
+        let mapped = self.mapped();
+        self.retiring.cut(mapped);
+        match taken {
+            Ok(chunks) => Ok(self.keep(chunks)),
+            Err(rejected) => {
+                // Those that are still mapped were told to be going.
+                self.tell_mapped(bytes);
+                self.keep(rejected.chunks);
+                Err(rejected.error)
+            }
+        }
+    }
+
+    /// Waits for all that waits, and gives it up.
+    fn flush(&mut self) -> Result<u64> {
+        self.retiring.wait_for_all()?;
+        match self.retiring.start() {
+            // SAFETY: as in `drain`, after the waiting.
+            Some(from) => self.with_all_mapped(|core| unsafe { core.give_up(from) }),
+            None => Ok(0),
+        }
+    }
+
+    /// [`drain`](Self::drain), where an error only means that memory stays.
+    fn try_drain(&mut self) -> u64 {
+        self.drain().unwrap_or_else(|error| {
+            tracing::debug!(device = %self.pool.card().id(), %error, "memory that waited for an event stays");
+            0
+        })
+    }
+
+    /// Gives up what waits for events that have all passed.
+    fn drain(&mut self) -> Result<u64> {
+        let Some(from) = self.retiring.passed()? else { return Ok(0) };
+        // SAFETY: whoever shrank the buffer recorded the events behind all work that touches the memory from there on,
+        // and they have passed; the host let go of it when the length fell.
+        self.with_all_mapped(|core| unsafe { core.give_up(from) })
+    }
+}
+
+impl Drain for Mutex<Core> {
+    fn drain(&self) -> (u64, bool) {
+        // A span in use drains by itself, and it may be this thread that uses it.
+        let Some(mut core) = self.try_lock() else { return (0, true) };
+        let drained = core.try_drain();
+        (drained, core.retiring.start().is_some())
+    }
+}
+
+impl Segmented {
+    pub(crate) fn open(
+        pool: &ChunkPool,
+        ladder: Ladder,
+        granularity: u64,
+        hooks: Option<Arc<dyn MapHooks>>,
+    ) -> Result<Self> {
+        let range = ReservedRange::reserve(pool.card(), ladder.span(), granularity)?;
+        let base = range.base();
+        let core = Core { range, retiring: RetireList::default(), pool: pool.clone(), hooks };
+        Ok(Self { core: Arc::new(Mutex::new(core)), ladder, pool: pool.clone(), granularity, base })
+    }
+
+    fn card(&self) -> &Arc<Card> {
+        self.pool.card()
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    fn shrunk(&self, released: u64, retiring: u64, why: Option<String>) -> Shrunk {
+        let committed = Bytes::new(self.core().committed());
+        Shrunk { released: Bytes::new(released), retiring: Bytes::new(retiring), committed, why }
+    }
+
+    /// Undoes a take of chunks that were made for it or not.
+    fn put_back(&self, chunks: Vec<Chunk>, fresh: Vec<bool>) {
+        self.pool.undo_take(chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
+    }
+
     /// A chunk of `live` bytes that holds what the buffer holds from `start` on.
     fn copy_of(&self, start: u64, live: u64) -> Result<Taken> {
-        let mut taken = self.pool.take_run(core::iter::once(live))?;
-        let Some(Taken { chunk, fresh }) = taken.pop() else {
-            return Err(Error::ZeroLength { what: "a chunk" });
-        };
+        let Taken { chunk, fresh } = self.pool.take_one(live)?;
         match self.fill_copy(chunk, start, live) {
             Ok(chunk) => Ok(Taken { chunk, fresh }),
             Err(rejected) => {
@@ -65,7 +214,7 @@ impl Segmented {
 
     /// Copies `live` bytes from `start` into `chunk`, through a span that exists only for that.
     fn fill_copy(&self, chunk: Chunk, start: u64, live: u64) -> Result<Chunk, Box<Rejected>> {
-        let card = self.pool.card();
+        let card = self.card();
         let mut side = match ReservedRange::reserve(card, live, self.granularity) {
             Ok(side) => side,
             Err(error) => return Err(Rejected::new(vec![chunk], error)),
@@ -73,7 +222,7 @@ impl Segmented {
         side.append(vec![chunk])?;
         // SAFETY: both sides are mapped with access for `live` bytes and do not overlap; without a stream the copy is
         // over when this returns.
-        let copied = unsafe { card.gate().copy_within(side.base(), self.range.base() + start, live, None) };
+        let copied = unsafe { card.gate().copy_within(side.base(), self.base + start, live, None) };
         // SAFETY: the copy is over, and nobody else knows of the side span.
         let mut chunks = unsafe { side.take_from(Bytes::ZERO) }?;
         match (copied, chunks.pop()) {
@@ -81,6 +230,52 @@ impl Segmented {
             (copied, chunk) => {
                 let error = copied.err().map_or(Error::ZeroLength { what: "a chunk" }, Error::from);
                 Err(Rejected::new(chunk.into_iter().collect(), error))
+            }
+        }
+    }
+
+    /// Puts `copy` in the place of the chunk at `start`, and gives up that one and all above.
+    ///
+    /// # Safety
+    /// As for [`Backing::shrink_exact`].
+    unsafe fn swap_in(&self, copy: Taken, start: u64, end: u64) -> Result<u64> {
+        let mut core = self.core();
+        core.tell_unmapping(start);
+        // SAFETY: the caller promises that nothing touches the memory.
+        let above = match unsafe { core.range.take_from(Bytes::new(end)) } {
+            Ok(above) => above,
+            Err(rejected) => {
+                core.tell_mapped(start);
+                core.keep(rejected.chunks);
+                self.pool.undo_take([copy]);
+                return Err(rejected.error);
+            }
+        };
+        let full = core.mapped();
+        let Taken { chunk, fresh } = copy;
+        // SAFETY: the caller promises that nothing touches the memory.
+        let rejected = match unsafe { core.range.replace_last(vec![chunk]) } {
+            Ok(old) => {
+                core.tell_mapped(start);
+                return Ok(core.keep(above) + core.keep(old) - (end - start));
+            }
+            Err(rejected) => rejected,
+        };
+        if core.mapped() != full {
+            // The old chunk could not be put back: what lay above it has lost its place.
+            core.tell_mapped(start);
+            core.keep(rejected.chunks);
+            core.keep(above);
+            return Err(rejected.error);
+        }
+        self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
+        let back = core.range.append(above);
+        core.tell_mapped(start);
+        match back {
+            Ok(()) => Err(rejected.error),
+            Err(again) => {
+                core.keep(again.chunks);
+                Err(again.error.after(rejected.error))
             }
         }
     }
@@ -92,15 +287,15 @@ impl Backing for Segmented {
     }
 
     fn base(&self) -> u64 {
-        self.range.base()
+        self.base
     }
 
     fn committed(&self) -> u64 {
-        self.range.mapped().get()
+        self.core().committed()
     }
 
     fn reserved(&self) -> u64 {
-        self.range.bytes().get()
+        self.ladder.span()
     }
 
     fn moves(&self) -> u64 {
@@ -112,26 +307,59 @@ impl Backing for Segmented {
     }
 
     fn chunks(&self) -> Vec<MappedChunk> {
-        self.range.chunks().collect()
+        let core = self.core();
+        let end = self.base + core.committed();
+        core.range.chunks().take_while(|chunk| chunk.address < end).collect()
     }
 
     fn grow(&mut self, bytes: u64) -> Result<Growth> {
-        let from = self.committed();
+        let mut core = self.core();
+        let committed = core.committed();
+        if bytes <= committed {
+            return Ok(Growth::nothing(committed));
+        }
+        let usable = core.range.usable();
+        if bytes > usable {
+            return Err(Error::Blocked { asked: Bytes::new(bytes), usable: Bytes::new(usable) });
+        }
+        // What waits for an event is taken back first, which takes no driver call.
+        let before = core.retiring.start().map(|_| core.retiring.clone());
+        if before.is_some() {
+            let end = core.chunk_end(bytes);
+            core.with_all_mapped(|core| {
+                core.retiring.reclaim(end);
+                let mapped = core.mapped();
+                core.retiring.cut(mapped);
+            });
+            self.card().accounts().mark_peak();
+        }
+        let from = core.mapped();
+        // The pool may empty itself and drain other spans: not with this one locked.
+        drop(core);
+        let mut growth = Growth { from, fresh: Vec::new(), old_block: None, retiring: before };
         if bytes <= from {
-            return Ok(Growth::nothing(from));
+            return Ok(growth);
         }
-        if bytes > self.range.usable() {
-            return Err(Error::Blocked { asked: Bytes::new(bytes), usable: Bytes::new(self.range.usable()) });
-        }
-        let run = self.pool.take_run(self.ladder.sizes(from, bytes))?;
-        let fresh: Vec<bool> = run.iter().map(|taken| taken.fresh).collect();
-        match self.range.append(run.into_iter().map(|taken| taken.chunk).collect()) {
-            Ok(()) => Ok(Growth { from, fresh, old_block: None }),
-            Err(rejected) => {
+        let mapped = self.pool.take_run(self.ladder.sizes(from, bytes)).and_then(|run| {
+            growth.fresh = run.iter().map(|taken| taken.fresh).collect();
+            let mut core = self.core();
+            let result = core.range.append(run.into_iter().map(|taken| taken.chunk).collect());
+            if result.is_ok() {
+                core.tell_mapped(from);
+            }
+            result.map_err(|rejected| {
                 // Chunks that got stuck are not among those that came back; those before them are, in order, so the
                 // pairing can only be off for a span that is blocked from now on.
-                self.put_back(rejected.chunks, fresh);
-                Err(rejected.error)
+                self.put_back(rejected.chunks, core::mem::take(&mut growth.fresh));
+                rejected.error
+            })
+        });
+        match mapped {
+            Ok(()) => Ok(growth),
+            Err(error) => {
+                growth.fresh.clear();
+                self.undo(growth)?;
+                Err(error)
             }
         }
     }
@@ -139,102 +367,165 @@ impl Backing for Segmented {
     fn settle(&mut self, _: Growth) {}
 
     fn undo(&mut self, growth: Growth) -> Result<()> {
-        if growth.is_nothing() {
-            return Ok(());
+        let mut core = self.core();
+        let mut result = Ok(());
+        if !growth.fresh.is_empty() {
+            core.tell_unmapping(growth.from);
+            // SAFETY: the memory was mapped by this growth, which nobody was told of.
+            let chunks = match unsafe { core.range.take_from(Bytes::new(growth.from)) } {
+                Ok(chunks) => chunks,
+                Err(rejected) => {
+                    result = Err(rejected.error);
+                    rejected.chunks
+                }
+            };
+            self.put_back(chunks, growth.fresh);
         }
-        // SAFETY: the memory was mapped by this growth, which nobody was told of.
-        let (chunks, result) = match unsafe { self.range.take_from(Bytes::new(growth.from)) } {
-            Ok(chunks) => (chunks, Ok(())),
-            Err(rejected) => (rejected.chunks, Err(rejected.error)),
-        };
-        self.put_back(chunks, growth.fresh);
+        if let Some(retiring) = growth.retiring.filter(|_| result.is_ok()) {
+            core.with_all_mapped(|core| {
+                core.retiring = retiring;
+                // Some of it may have passed and gone meanwhile.
+                let mapped = core.mapped();
+                core.retiring.cut(mapped);
+            });
+        }
         result
     }
 
     fn would_release(&self, bytes: u64) -> u64 {
-        let keep = self.astride(bytes).map_or(bytes, |(_, end)| end);
-        self.committed().saturating_sub(keep)
+        let core = self.core();
+        core.mapped().saturating_sub(core.chunk_end(bytes))
     }
 
     unsafe fn shrink(&mut self, bytes: u64) -> Result<Shrunk> {
+        let mut core = self.core();
+        // What an earlier shrink left waiting lies above, and goes first: the caller does not speak for it.
+        let mut released = core.flush()?;
         // SAFETY: the caller promises that nothing touches memory from `bytes` on.
-        match unsafe { self.range.take_from(Bytes::new(bytes)) } {
-            Ok(chunks) => {
-                let released = self.keep(chunks);
-                Ok(self.shrunk(released, None))
+        released += unsafe { core.give_up(bytes) }?;
+        drop(core);
+        Ok(self.shrunk(released, 0, None))
+    }
+
+    fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk> {
+        event.check(self.card())?;
+        let mut core = self.core();
+        let mut released = core.try_drain();
+        let start = core.chunk_end(bytes);
+        if start < core.committed() {
+            if core.retiring.is_full() {
+                tracing::warn!(device = %self.card().id(), "too much memory waits for events; waiting for the oldest");
+                core.retiring.wait_for_oldest()?;
+                released += core.try_drain();
             }
-            Err(rejected) => {
-                self.keep(rejected.chunks);
-                Err(rejected.error)
-            }
+            core.with_all_mapped(|core| core.retiring.push(start, event.point()));
         }
+        // An event that has passed already is not waited for.
+        released += core.try_drain();
+        let waiting = core.mapped() - core.committed();
+        drop(core);
+        if waiting > 0 {
+            let core: Arc<dyn Drain> = Arc::clone(&self.core) as Arc<dyn Drain>;
+            self.card().add_retiring(Arc::downgrade(&core));
+        }
+        Ok(self.shrunk(released, waiting, None))
     }
 
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
         let Some(end) = bytes.checked_next_multiple_of(self.granularity) else {
-            return Ok(self.shrunk(0, None));
+            return Ok(self.shrunk(0, 0, None));
         };
-        let Some((start, _)) = self.astride(end) else {
+        let Some((start, _)) = self.core().astride(end) else {
             // SAFETY: the caller promises that nothing touches the memory.
             return unsafe { self.shrink(end) };
         };
-        let copy = if self.ladder.mixes() {
-            self.copy_of(start, end - start)
-        } else {
-            // SAFETY: the caller promises that nothing touches the memory.
-            let mut shrunk = unsafe { self.shrink(end) }?;
-            shrunk.why = Some("this device takes one chunk size per span, so the last chunk stays whole".to_owned());
-            return Ok(shrunk);
+        // What waits lies above and goes first, so that what follows is all or nothing.
+        let flushed = self.core().flush()?;
+        let copy = match self.ladder.mixes() {
+            true => self.copy_of(start, end - start).map_err(|error| match error {
+                Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::OutOfMaps(_) => Ok(error.to_string()),
+                other => Err(other),
+            }),
+            false => Err(Ok("all chunks of this span have one size".to_owned())),
         };
-        let copy = match copy {
-            Ok(copy) => copy,
-            Err(error @ (Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::OutOfMaps(_))) => {
+        match copy {
+            Ok(copy) => {
+                // SAFETY: the caller promises that nothing touches the memory.
+                let released = unsafe { self.swap_in(copy, start, end) }?;
+                Ok(self.shrunk(flushed + released, 0, None))
+            }
+            Err(Ok(why)) => {
                 // SAFETY: the caller promises that nothing touches the memory.
                 let mut shrunk = unsafe { self.shrink(end) }?;
-                let stay = shrunk.committed.get() - end;
-                shrunk.why =
-                    Some(format!("{} of the last chunk stay, for lack of room to copy: {error}", Bytes::new(stay)));
-                return Ok(shrunk);
+                let stay = Bytes::new(shrunk.committed.get() - end);
+                shrunk.released = Bytes::new(shrunk.released.get() + flushed);
+                shrunk.why = Some(format!("{stay} of the last chunk stay: {why}"));
+                Ok(shrunk)
             }
-            Err(error) => return Err(error),
-        };
-        // SAFETY: the caller promises that nothing touches the memory.
-        let above = match unsafe { self.range.take_from(Bytes::new(end)) } {
-            Ok(above) => above,
-            Err(rejected) => {
-                self.keep(rejected.chunks);
-                self.pool.undo_take([copy]);
-                return Err(rejected.error);
-            }
-        };
-        let full = self.committed();
-        let Taken { chunk, fresh } = copy;
-        // SAFETY: the caller promises that nothing touches the memory.
-        let rejected = match unsafe { self.range.replace_last(vec![chunk]) } {
-            Ok(old) => {
-                let released = self.keep(above) + self.keep(old) - (end - start);
-                return Ok(self.shrunk(released, None));
-            }
-            Err(rejected) => rejected,
-        };
-        if self.committed() != full {
-            // The old chunk could not be put back: what lay above it has lost its place.
-            self.keep(rejected.chunks);
-            self.keep(above);
-            return Err(rejected.error);
-        }
-        self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
-        match self.range.append(above) {
-            Ok(()) => Err(rejected.error),
-            Err(again) => {
-                self.keep(again.chunks);
-                Err(again.error.after(rejected.error))
-            }
+            Err(Err(error)) => Err(error),
         }
     }
 
-    fn close(&mut self, idle: bool) -> Result<()> {
+    fn export(&mut self, chunk: usize) -> Result<OwnedFd> {
+        let len = self.chunks().len();
+        match self.core().range.chunk_mut(chunk).filter(|_| chunk < len) {
+            Some(chunk) => chunk.export(),
+            None => Err(Error::OutOfBounds { what: "exporting", start: chunk, count: 1, len }),
+        }
+    }
+
+    fn close(&mut self) -> Result<()> {
+        let mut core = self.core();
+        let card = Arc::clone(self.card());
+        if core.mapped() > 0 && !card.quiet() {
+            let range = core::mem::replace(&mut core.range, ReservedRange::nothing(&card));
+            let (pool, hooks) = (core.pool.clone(), core.hooks.take());
+            let mut orphan = Core { range, retiring: core::mem::take(&mut core.retiring), pool, hooks };
+            let bytes = Bytes::new(orphan.mapped());
+            // All of it waits now.
+            card.accounts().mapped.move_to(&card.accounts().retiring, orphan.committed());
+            orphan.retiring = RetireList::default();
+            card.adopt(Box::new(orphan));
+            return Err(Error::NotReturned { bytes, source: not_idle() });
+        }
+        core.with_all_mapped(Core::tear_down)
+    }
+}
+
+impl Core {
+    /// Gives everything back. The device is idle.
+    fn tear_down(&mut self) -> Result<()> {
+        self.tell_unmapping(0);
+        self.retiring.cut(0);
         let pool = self.pool.clone();
-        self.range.tear_down(idle, |chunk| pool.put(chunk))
+        self.range.tear_down(true, |chunk| pool.put(chunk))
+    }
+}
+
+impl Orphan for Core {
+    fn bury(&mut self) -> u64 {
+        let bytes = self.mapped();
+        let accounts = self.pool.card().accounts();
+        accounts.retiring.move_to(&accounts.mapped, bytes);
+        if let Err(error) = self.tear_down() {
+            tracing::warn!(device = %self.pool.card().id(), %error, "not all of a dropped buffer came back");
+        }
+        bytes
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("range", &self.range).field("retiring", &self.retiring).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Segmented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segmented")
+            .field("core", &*self.core())
+            .field("ladder", &self.ladder)
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,11 @@
 //! How a buffer is built.
 
+use core::fmt;
 use core::marker::PhantomData;
+use std::sync::Arc;
 
 use super::GrowableBuffer;
-use crate::backing::Fallback;
+use crate::backing::{Fallback, MapHooks};
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -11,7 +13,7 @@ use crate::pool::{ChunkPool, Sizing};
 use crate::verdict::BackingRequest;
 
 /// Builds a [`GrowableBuffer`]. Only the maximum length must be given.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct BufferBuilder<T> {
     device: Device,
@@ -19,6 +21,7 @@ pub struct BufferBuilder<T> {
     sizing: Option<Sizing>,
     fallback: Fallback,
     pool: Option<ChunkPool>,
+    hooks: Option<Arc<dyn MapHooks>>,
     _elements: PhantomData<fn() -> T>,
 }
 
@@ -30,6 +33,7 @@ impl<T> BufferBuilder<T> {
             sizing: None,
             fallback: Fallback::default(),
             pool: None,
+            hooks: None,
             _elements: PhantomData,
         }
     }
@@ -58,6 +62,13 @@ impl<T> BufferBuilder<T> {
         self
     }
 
+    /// Who is told of chunks as they come and go, for libraries that register device memory. Nobody is in contiguous
+    /// mode, which has no chunks.
+    pub fn hooks(mut self, hooks: Arc<dyn MapHooks>) -> Self {
+        self.hooks = Some(hooks);
+        self
+    }
+
     /// Reserves the span (or allocates the block, as the fallback says). The length is zero.
     ///
     /// # Errors
@@ -76,7 +87,7 @@ impl<T> BufferBuilder<T> {
             return Err(Error::ZeroSizedType { type_name: type_name() });
         }
         let overflow = || Error::Overflow { what: "a buffer", count: self.max_len as u64, size };
-        let bytes = (self.max_len as u64).checked_mul(size).filter(|bytes| i64::try_from(*bytes).is_ok());
+        let bytes = (self.max_len as u64).checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(overflow)?;
         let verdict = self.device.verdict();
         let granularity = verdict.granularity();
@@ -87,15 +98,32 @@ impl<T> BufferBuilder<T> {
         if size > granularity.get() {
             return Err(Error::ElementTooLarge { type_name: type_name(), size: Bytes::new(size), granularity });
         }
+        if let Fallback::Capacity(capacity) = self.fallback
+            && capacity.get() < size
+        {
+            return Err(Error::ZeroLength { what: "a fallback capacity" });
+        }
         let pool = self.pool.as_ref().unwrap_or(self.device.pool());
-        if !std::sync::Arc::ptr_eq(pool.card(), self.device.card()) {
+        if !Arc::ptr_eq(pool.card(), self.device.card()) {
             let (theirs, ours) = (pool.card().id(), self.device.info().id());
             return Err(Error::OtherDevice { what: "a pool", theirs, ours });
         }
         let mut request = BackingRequest::new(pool, Bytes::new(bytes), Bytes::new(align));
         request.sizing = self.sizing.unwrap_or(self.device.default_sizing());
         request.fallback = self.fallback;
+        request.hooks = self.hooks.clone();
         let backing = verdict.open(&request)?;
         Ok(GrowableBuffer::over(&self.device, backing, self.max_len))
+    }
+}
+
+impl<T> fmt::Debug for BufferBuilder<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferBuilder")
+            .field("device", &self.device.info().id())
+            .field("max_len", &self.max_len)
+            .field("sizing", &self.sizing)
+            .field("fallback", &self.fallback)
+            .finish_non_exhaustive()
     }
 }

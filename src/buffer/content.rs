@@ -1,10 +1,14 @@
 //! What is in a buffer: copies, fills, and slices where the host can touch the memory.
+//!
+//! Copies and fills without a stream are over when they return, and do not wait for work that was queued on streams
+//! before: what they read or overwrite must be complete already. Those on a stream (`.._on`) are ordered there.
 
 use core::ops::{Bound, RangeBounds};
 
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
 
 use super::GrowableBuffer;
+use crate::driver::RawStream;
 use crate::error::{Error, Result};
 
 /// The largest host block that an overlapping copy on a device goes through, in bytes.
@@ -34,7 +38,8 @@ impl<T> GrowableBuffer<T> {
         (start, end.saturating_sub(start))
     }
 
-    /// Copies elements from the host to the device, from element `start` on. It is over when this returns.
+    /// Copies elements from the host to the device, from element `start` on. It is over when this returns, and waits for
+    /// no work on streams.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; what the driver says.
@@ -51,7 +56,8 @@ impl<T> GrowableBuffer<T> {
         Ok(unsafe { self.device.card().gate().copy_in(address, elements.as_ptr().cast(), bytes, None) }?)
     }
 
-    /// Copies elements from the device to the host, from element `start` on. It is over when this returns.
+    /// Copies elements from the device to the host, from element `start` on. It is over when this returns, and waits for
+    /// no work on streams: what is still being computed is not seen.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; what the driver says.
@@ -181,6 +187,87 @@ impl<T> GrowableBuffer<T> {
         })
     }
 
+    /// Queues a copy from the host on a stream, and returns at once.
+    ///
+    /// # Safety
+    /// `elements` stay alive and unchanged until the stream has passed the copy.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; what the driver says.
+    pub unsafe fn copy_in_on(&mut self, start: usize, elements: &[T], stream: RawStream) -> Result<()>
+    where
+        T: NoUninit,
+    {
+        let (address, bytes) = self.place_on("copying in", start, elements.len(), stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the place lies within the buffer's committed memory, which no shrink takes away before the stream has
+        // passed; the caller keeps the elements.
+        Ok(unsafe { self.device.card().gate().copy_in(address, elements.as_ptr().cast(), bytes, Some(stream)) }?)
+    }
+
+    /// Queues a copy to the host on a stream, and returns at once.
+    ///
+    /// # Safety
+    /// `elements` stay alive and are not touched until the stream has passed the copy.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; what the driver says.
+    pub unsafe fn copy_out_on(&self, start: usize, elements: &mut [T], stream: RawStream) -> Result<()>
+    where
+        T: AnyBitPattern,
+    {
+        let (address, bytes) = self.place_on("copying out", start, elements.len(), stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `copy_in_on`.
+        Ok(unsafe { self.device.card().gate().copy_out(elements.as_mut_ptr().cast(), address, bytes, Some(stream)) }?)
+    }
+
+    /// Queues a copy within the buffer on a stream, and returns at once. The two places may not overlap.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Overlap`]; what the driver says.
+    pub fn copy_within_on(&mut self, range: impl RangeBounds<usize>, to: usize, stream: RawStream) -> Result<()> {
+        let (start, count) = self.resolve(range);
+        let (source, bytes) = self.place_on("copying within", start, count, stream)?;
+        let (target, _) = self.place("copying within", to, count)?;
+        if bytes == 0 || source == target {
+            return Ok(());
+        }
+        if source.abs_diff(target) < bytes {
+            return Err(Error::Overlap { start, to, count });
+        }
+        // SAFETY: both places lie within the buffer's committed memory, which no shrink takes away before the stream
+        // has passed, and do not overlap.
+        Ok(unsafe { self.device.card().gate().copy_within(target, source, bytes, Some(stream)) }?)
+    }
+
+    /// Queues on a stream that all bytes of the elements are set to `byte`, and returns at once.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; what the driver says.
+    pub fn fill_bytes_on(&mut self, range: impl RangeBounds<usize>, byte: u8, stream: RawStream) -> Result<()>
+    where
+        T: AnyBitPattern,
+    {
+        let (start, count) = self.resolve(range);
+        let (address, bytes) = self.place_on("filling", start, count, stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `copy_within_on`; any bytes are elements (`AnyBitPattern`).
+        Ok(unsafe { self.device.card().gate().fill(address, byte, bytes, Some(stream)) }?)
+    }
+
+    /// [`place`](Self::place), for work on a stream.
+    fn place_on(&self, what: &'static str, start: usize, count: usize, stream: RawStream) -> Result<(u64, u64)> {
+        self.device.card().check_stream(stream)?;
+        self.place(what, start, count)
+    }
+
     /// Appends one element. On memory that the host can touch it is a store, else a small copy: there, append many at
     /// once.
     ///
@@ -221,13 +308,16 @@ impl<T> GrowableBuffer<T> {
     }
 
     fn not_visible(&self) -> Error {
-        Error::NotHostVisible { device: self.device.info().id() }
+        match self.shared {
+            true => Error::Shared,
+            false => Error::NotHostVisible { device: self.device.info().id() },
+        }
     }
 
     /// The elements, where the host can touch them.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`].
+    /// [`Error::NotHostVisible`]; [`Error::Shared`] once a chunk was exported.
     pub fn as_slice(&self) -> Result<&[T]>
     where
         T: AnyBitPattern,
@@ -244,7 +334,7 @@ impl<T> GrowableBuffer<T> {
     /// The elements, to change, where the host can touch them.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`].
+    /// [`Error::NotHostVisible`]; [`Error::Shared`] once a chunk was exported.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]>
     where
         T: Pod,

@@ -6,6 +6,7 @@ mod set;
 
 use core::fmt;
 use core::marker::PhantomData;
+use std::os::fd::OwnedFd;
 
 pub use builder::BufferBuilder;
 pub use set::{BufferSet, Member};
@@ -63,7 +64,10 @@ pub struct GrowableBuffer<T> {
     shrinks: u64,
     /// Closed or leaked: nothing is left to give back.
     done: bool,
+    /// Whether the host may touch the memory, which only we have.
     host_visible: bool,
+    /// Whether a chunk was exported.
+    shared: bool,
     device: Device,
     _elements: PhantomData<T>,
 }
@@ -97,11 +101,10 @@ impl<T> GrowableBuffer<T> {
             shrinks: 0,
             done: false,
             host_visible: device.info().host_visible,
+            shared: false,
             device: device.clone(),
             _elements: PhantomData,
         };
-        let room = this.backing.reserved() / size_of::<T>() as u64;
-        this.max_len = max_len.min(usize::try_from(room).unwrap_or(usize::MAX));
         this.refresh();
         this
     }
@@ -139,7 +142,8 @@ impl<T> GrowableBuffer<T> {
         self.capacity
     }
 
-    /// The most elements there can be. In contiguous mode this may be less than was asked for, as the fallback says.
+    /// The most elements there can be. In contiguous mode with [`Fallback::Capacity`](crate::Fallback::Capacity) there is
+    /// memory for [`capacity`](Self::capacity) only.
     #[must_use]
     pub fn max_len(&self) -> usize {
         self.max_len
@@ -167,6 +171,20 @@ impl<T> GrowableBuffer<T> {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// A file descriptor for the mapped chunk with this number, by which another process can have it too: it calls
+    /// [`Device::import`]. The chunk is never kept in a pool from then on, and the buffer gives no slices any more
+    /// ([`Error::Shared`]): the other may change the memory at any time. The buffer's pool must have been made for it, by
+    /// [`Device::new_pool`] with [`Shareable::PosixFd`](crate::driver::Shareable::PosixFd).
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] for a number that is not among [`chunks`](Self::chunks); what the driver says.
+    pub fn export_chunk(&mut self, number: usize) -> Result<OwnedFd> {
+        let fd = self.backing.export(number)?;
+        self.shared = true;
+        self.host_visible = false;
+        Ok(fd)
     }
 
     /// The mapped chunks in order of address, for those who register memory chunk by chunk; none in contiguous mode.
@@ -203,6 +221,9 @@ impl<T> GrowableBuffer<T> {
     /// Grows to `len` elements; does nothing if there are as many. Inside committed memory it is a compare and a
     /// store.
     ///
+    /// Memory that comes back from a [deferred](Quiesce::Deferred) shrink may still be written by the work that the
+    /// shrink was to wait for: queue what uses it behind that work.
+    ///
     /// # Errors
     /// [`Error::BeyondMax`]; [`Error::OutOfMemory`], [`Error::OutOfFiles`], [`Error::OutOfMaps`] with the figures, after
     /// the pool was emptied and it was tried once more; what the driver says. The buffer is then as it was.
@@ -234,16 +255,20 @@ impl<T> GrowableBuffer<T> {
         }
     }
 
-    /// Grows to `len` elements and clears the new ones, all bytes zero, on the device's default stream or the one
-    /// given; without one it is done when this returns.
+    /// Grows to `len` elements and clears the new ones, all bytes zero: queued on the stream given, or without one done
+    /// when this returns.
     ///
     /// # Errors
-    /// As for [`grow_to`](Self::grow_to).
+    /// As for [`grow_to`](Self::grow_to); [`Error::Capturing`] if the stream captures a graph, which would take the
+    /// clearing instead of doing it.
     pub fn grow_zeroed(&mut self, len: usize, stream: Option<RawStream>) -> Result<()>
     where
         T: bytemuck::Zeroable,
     {
-        stream.map_or(Ok(()), |stream| self.device.card().check_stream(stream))?;
+        if let Some(stream) = stream {
+            self.device.card().check_stream(stream)?;
+            self.device.card().check_capture(Some(stream))?;
+        }
         self.grow_with(len, |gate, address, bytes| {
             // SAFETY: the new elements are committed and nobody's yet. On a stream the clearing is ordered before
             // whatever else is queued there, and a shrink waits for it as for any work.
@@ -258,18 +283,18 @@ impl<T> GrowableBuffer<T> {
         }
         let growth = self.begin_growth(len)?;
         let (from, to) = (self.bytes_of(self.len), self.bytes_of(len));
-        match set(self.device.card().gate(), self.backing.base() + from, to - from) {
+        // Work that was queued before a deferred shrink may still write to memory that comes back from it.
+        let set =
+            growth.wait().and_then(|()| Ok(set(self.device.card().gate(), self.backing.base() + from, to - from)?));
+        match set {
             Ok(()) => {
                 self.settle_growth(growth, len);
                 Ok(())
             }
-            Err(error) => {
-                let error = Error::from(error);
-                Err(match self.undo_growth(growth) {
-                    Ok(()) => error,
-                    Err(then) => then.after(error),
-                })
-            }
+            Err(error) => Err(match self.undo_growth(growth) {
+                Ok(()) => error,
+                Err(then) => then.after(error),
+            }),
         }
     }
 
@@ -279,6 +304,9 @@ impl<T> GrowableBuffer<T> {
             return Err(self.beyond(len));
         }
         let bytes = self.bytes_of(len);
+        if bytes > self.backing.committed() {
+            self.device.card().check_capture(None)?;
+        }
         let result = self.backing.grow(bytes);
         if result.is_err() {
             // A growth that could not be undone may have cost some of the span.
@@ -330,11 +358,18 @@ impl<T> GrowableBuffer<T> {
 
     fn shrink_now(&mut self, len: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len)?;
-        if self.backing.would_release(bytes) > 0 {
+        let result = if self.backing.would_release(bytes) == 0 {
+            // SAFETY: no chunk lies wholly above, so nothing is unmapped.
+            unsafe { self.backing.shrink(bytes) }
+        } else if let Quiesce::Deferred(event) = quiesce {
+            self.device.card().check_capture(None)?;
+            self.backing.shrink_later(bytes, event)
+        } else {
+            self.device.card().check_capture(None)?;
             quiesce.wait(self.device.card())?;
-        }
-        // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
-        let result = unsafe { self.backing.shrink(bytes) };
+            // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
+            unsafe { self.backing.shrink(bytes) }
+        };
         self.after_shrink(len, result)
     }
 
@@ -342,13 +377,16 @@ impl<T> GrowableBuffer<T> {
     /// astride the new end is copied on the device into a chunk that fits, which is mapped at the same address.
     ///
     /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span), the result
-    /// says how much stays and why.
+    /// says how much stays and why. [`Quiesce::Deferred`] waits here: there is something to copy.
     ///
     /// # Errors
     /// As for [`shrink_to`](Self::shrink_to).
     pub fn shrink_exact(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len)?;
-        if self.backing.mode() == Mode::Virtual && self.backing.committed() > bytes {
+        if self.backing.mode() == Mode::Virtual
+            && (self.backing.committed() > bytes || self.backing.would_release(bytes) > 0)
+        {
+            self.device.card().check_capture(None)?;
             quiesce.wait(self.device.card())?;
         }
         // SAFETY: `quiesce` made sure of the device, and `&mut self` that the host holds no reference.
@@ -365,7 +403,7 @@ impl<T> GrowableBuffer<T> {
 
     fn after_shrink(&mut self, len: usize, result: Result<Shrunk>) -> Result<Shrunk> {
         if let Ok(shrunk) = &result {
-            self.shrinks += u64::from(!shrunk.released.is_zero());
+            self.shrinks += u64::from(!shrunk.released.is_zero() || !shrunk.retiring.is_zero());
             self.len = len;
         }
         self.refresh();
@@ -374,18 +412,22 @@ impl<T> GrowableBuffer<T> {
 
     /// Gives everything back: chunks to the pool, the span to the driver. Waits for the whole device first.
     ///
+    /// Waiting for the device breaks a graph capture that is under way (CUDA's rule). What cannot be waited for then goes
+    /// back when the device is next waited for, or by [`Device::drain`].
+    ///
     /// # Errors
-    /// [`Error::NotReturned`] with what the driver kept. Dropping does the same and logs it.
+    /// [`Error::NotReturned`] with what the driver kept, or what cannot be waited for yet. Dropping does the same and logs
+    /// it.
     pub fn close(mut self) -> Result<()> {
         self.shut()
     }
 
     fn shut(&mut self) -> Result<()> {
-        if core::mem::replace(&mut self.done, true) {
+        // In a forked child nothing is done: the memory is the parent's, and another thread may have held our locks.
+        if core::mem::replace(&mut self.done, true) || self.device.card().gate().is_forked() {
             return Ok(());
         }
-        let idle = self.backing.committed() == 0 || self.device.card().quiet();
-        self.backing.close(idle)
+        self.backing.close()
     }
 
     /// Gives the memory away for the rest of the process: nothing is unmapped, at exit neither.

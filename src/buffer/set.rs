@@ -3,6 +3,7 @@
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::GrowableBuffer;
 use crate::backing::{Growth, Shrunk};
@@ -35,14 +36,16 @@ use crate::quiesce::Quiesce;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Default)]
 pub struct BufferSet {
     members: Vec<Box<dyn AnyBuffer>>,
     rows: usize,
+    /// Different from that of every other set.
+    id: u64,
 }
 
 /// A buffer's place in a set, and the type of its elements.
 pub struct Member<T> {
+    set: u64,
     index: usize,
     _elements: PhantomData<fn() -> T>,
 }
@@ -51,7 +54,8 @@ impl BufferSet {
     /// A set without members and rows.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { members: Vec::new(), rows: 0, id: NEXT.fetch_add(1, Relaxed) }
     }
 
     /// Takes a buffer in, with so many elements per row, and grows it to the set's rows.
@@ -59,7 +63,11 @@ impl BufferSet {
     /// # Errors
     /// [`Error::ZeroLength`] for no elements per row; those of [`GrowableBuffer::grow_to`]; [`Error::OutOfStep`] if it
     /// has more elements than that already. The buffer is dropped then.
-    pub fn add<T: Send + 'static>(&mut self, buffer: GrowableBuffer<T>, elements_per_row: usize) -> Result<Member<T>> {
+    pub fn add<T: Send + Sync + 'static>(
+        &mut self,
+        buffer: GrowableBuffer<T>,
+        elements_per_row: usize,
+    ) -> Result<Member<T>> {
         if elements_per_row == 0 {
             return Err(Error::ZeroLength { what: "a row" });
         }
@@ -68,7 +76,7 @@ impl BufferSet {
         let target = member.target(index, self.rows)?;
         member.buffer.grow_to(target)?;
         self.members.push(member);
-        Ok(Member { index, _elements: PhantomData })
+        Ok(Member { set: self.id, index, _elements: PhantomData })
     }
 
     /// How many rows there are.
@@ -91,16 +99,17 @@ impl BufferSet {
 
     /// A member; none if it is another set's.
     #[must_use]
-    pub fn get<T: Send + 'static>(&self, member: Member<T>) -> Option<&GrowableBuffer<T>> {
-        let joined: &dyn Any = self.members.get(member.index)?.as_any();
+    pub fn get<T: Send + Sync + 'static>(&self, member: Member<T>) -> Option<&GrowableBuffer<T>> {
+        let joined: &dyn Any = self.members.get(member.index).filter(|_| member.set == self.id)?.as_any();
         joined.downcast_ref::<Joined<T>>().map(|joined| &joined.buffer)
     }
 
     /// A member, to change what it holds. Its length is the set's business: a member that was made longer stops the
-    /// set with [`Error::OutOfStep`], one that was made shorter is grown again.
+    /// set with [`Error::OutOfStep`], one that was made shorter is grown again by the next [`grow_to`](Self::grow_to).
     #[must_use]
-    pub fn get_mut<T: Send + 'static>(&mut self, member: Member<T>) -> Option<&mut GrowableBuffer<T>> {
-        let joined: &mut dyn Any = self.members.get_mut(member.index)?.as_any_mut();
+    pub fn get_mut<T: Send + Sync + 'static>(&mut self, member: Member<T>) -> Option<&mut GrowableBuffer<T>> {
+        let ours = member.set == self.id;
+        let joined: &mut dyn Any = self.members.get_mut(member.index).filter(|_| ours)?.as_any_mut();
         joined.downcast_mut::<Joined<T>>().map(|joined| &mut joined.buffer)
     }
 
@@ -110,7 +119,7 @@ impl BufferSet {
     /// That of the first member that cannot grow. All members are then as they were, unless it is
     /// [`Error::Rollback`]: then no length has changed, but some member has kept memory.
     pub fn grow_to(&mut self, rows: usize) -> Result<()> {
-        if rows <= self.rows {
+        if rows < self.rows {
             return Ok(());
         }
         let mut growths = Vec::with_capacity(self.members.len());
@@ -148,6 +157,14 @@ impl BufferSet {
         error
     }
 
+    /// Gives everything back, as [`GrowableBuffer::close`] does.
+    ///
+    /// # Errors
+    /// That of the first member that cannot; the others are closed all the same.
+    pub fn close(self) -> Result<()> {
+        self.members.into_iter().map(AnyBuffer::close).fold(Ok(()), Result::and)
+    }
+
     /// Shortens all members to `rows` rows and keeps the memory; does nothing if there are not as many.
     pub fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
@@ -166,12 +183,13 @@ impl BufferSet {
             return Err(Error::ShrinkAboveLen { asked: rows, len: self.rows });
         }
         self.truncate(rows);
-        let mut all = Shrunk { released: Bytes::ZERO, committed: Bytes::ZERO, why: None };
+        let mut all = Shrunk { released: Bytes::ZERO, retiring: Bytes::ZERO, committed: Bytes::ZERO, why: None };
         let mut first = None;
         for member in &mut self.members {
             match member.give_up(quiesce) {
                 Ok(shrunk) => {
                     all.released = Bytes::new(all.released.get() + shrunk.released.get());
+                    all.retiring = Bytes::new(all.retiring.get() + shrunk.retiring.get());
                     all.why = all.why.or(shrunk.why);
                 }
                 Err(error) => {
@@ -185,7 +203,7 @@ impl BufferSet {
 }
 
 /// A buffer in a set, whatever its elements.
-trait AnyBuffer: Send {
+trait AnyBuffer: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
     fn committed(&self) -> u64;
@@ -195,6 +213,7 @@ trait AnyBuffer: Send {
     fn settle(&mut self, growth: Growth, len: usize);
     fn undo(&mut self, growth: Growth) -> Result<()>;
     fn truncate(&mut self, rows: usize);
+    fn close(self: Box<Self>) -> Result<()>;
     /// Gives up what lies above the length.
     fn give_up(&mut self, quiesce: &Quiesce<'_>) -> Result<Shrunk>;
 }
@@ -204,7 +223,7 @@ struct Joined<T> {
     per_row: usize,
 }
 
-impl<T: Send + 'static> AnyBuffer for Joined<T> {
+impl<T: Send + Sync + 'static> AnyBuffer for Joined<T> {
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -243,8 +262,18 @@ impl<T: Send + 'static> AnyBuffer for Joined<T> {
         self.buffer.truncate(rows.saturating_mul(self.per_row));
     }
 
+    fn close(self: Box<Self>) -> Result<()> {
+        self.buffer.close()
+    }
+
     fn give_up(&mut self, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
         self.buffer.shrink_now(self.buffer.len(), quiesce)
+    }
+}
+
+impl Default for BufferSet {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
 ///
 /// * Calls are counted, by word.
 /// * In a forked child every call is refused: the driver's state belongs to the parent.
-/// * After a device was lost every call returns [`DriverErrorKind::DeviceLost`] at once, naming the call that lost it.
+/// * After a device was lost, or its driver has shut down, every call says so at once, naming the call that saw it first.
 pub struct Gate {
     driver: Arc<dyn Driver>,
     calls: [AtomicU64; Call::ALL.len()],
@@ -68,7 +68,7 @@ impl Gate {
         std::process::id() != self.process
     }
 
-    /// The error that lost the device, if it was lost.
+    /// The error that lost the device, if it was lost or its driver has shut down.
     #[must_use]
     pub fn lost(&self) -> Option<&DriverError> {
         self.lost.get()
@@ -79,7 +79,7 @@ impl Gate {
             return Err(DriverError::new(call, DriverErrorKind::Forked));
         }
         if let Some(error) = self.lost.get() {
-            return Err(DriverError::new(call, DriverErrorKind::DeviceLost).with_detail(format!("since {error}")));
+            return Err(DriverError::new(call, error.kind()).with_detail(format!("since {error}")));
         }
         self.calls[call as usize].fetch_add(1, Relaxed);
         Ok(())
@@ -88,8 +88,15 @@ impl Gate {
     fn leave<T>(&self, result: DriverResult<T>) -> DriverResult<T> {
         if let Err(error) = &result {
             tracing::debug!(device = %self.info().id(), %error, "driver call failed");
-            if error.kind() == DriverErrorKind::DeviceLost && self.lost.set(error.clone()).is_ok() {
-                tracing::error!(device = %self.info().id(), %error, "the device was lost; every later call fails at once");
+            match error.kind() {
+                DriverErrorKind::DeviceLost if self.lost.set(error.clone()).is_ok() => {
+                    tracing::error!(device = %self.info().id(), %error, "the device was lost; every later call fails at once");
+                }
+                // As at process exit, where this is the order of things.
+                DriverErrorKind::ShutDown if self.lost.set(error.clone()).is_ok() => {
+                    tracing::debug!(device = %self.info().id(), %error, "the driver has shut down");
+                }
+                _ => {}
             }
         }
         result

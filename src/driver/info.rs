@@ -169,6 +169,23 @@ impl ChunkProps {
     /// Ordinary memory of one process.
     pub const PLAIN: Self = Self { shareable: Shareable::No, rdma: false };
 
+    /// The properties beyond plain memory, each with its name and as what adds it to others.
+    pub(crate) fn one_by_one(self) -> impl Iterator<Item = (&'static str, impl Fn(Self) -> Self)> {
+        let share = match self.shareable {
+            Shareable::No => None,
+            Shareable::PosixFd => Some("POSIX file descriptor"),
+            Shareable::Fabric => Some("fabric handle"),
+        };
+        let rdma = self.rdma.then_some("RDMA");
+        [(share, true), (rdma, false)].into_iter().filter_map(move |(name, sharing)| {
+            let add = move |to: Self| match sharing {
+                true => to.with_shareable(self.shareable),
+                false => to.with_rdma(true),
+            };
+            name.map(|name| (name, add))
+        })
+    }
+
     /// The same, shared in another way.
     #[must_use]
     pub const fn with_shareable(mut self, shareable: Shareable) -> Self {

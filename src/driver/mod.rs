@@ -108,7 +108,8 @@ pub struct RawEvent(pub u64);
 /// * `map` puts the given handle's memory at the given address and nothing else, `unmap` leaves the addresses
 ///   reserved, and memory that is mapped with access is readable and writable for its full size;
 /// * if [`DriverInfo::host_visible`] is set, those addresses are valid for the host's reads and writes too, are always
-///   initialised memory, and are never the null page;
+///   initialised memory, and are never the null page; and calls that take a stream have taken effect when they return,
+///   so that nothing changes the memory behind the back of the host's references;
 /// * no call unwinds out of foreign code.
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// What is known of the device.

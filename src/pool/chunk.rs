@@ -1,6 +1,7 @@
 //! One physical allocation.
 
 use core::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::bytes::Bytes;
@@ -15,6 +16,8 @@ pub struct Chunk {
     handle: RawHandle,
     /// Zero once the handle was given up.
     bytes: u64,
+    /// Whether another process may have it too. Such a chunk is never kept for others.
+    shared: bool,
     card: Arc<Card>,
 }
 
@@ -31,7 +34,7 @@ impl Chunk {
                 let accounts = card.accounts();
                 accounts.in_hand.add(bytes);
                 accounts.chunks.add(1);
-                Ok(Self { handle, bytes, card: Arc::clone(card) })
+                Ok(Self { handle, bytes, shared: false, card: Arc::clone(card) })
             }
             Err(error) => {
                 card.files().release(files);
@@ -40,6 +43,45 @@ impl Chunk {
                 Err((error, trim))
             }
         }
+    }
+
+    /// A chunk that another process exported.
+    ///
+    /// # Safety
+    /// As for [`Driver::import`](crate::driver::Driver::import).
+    pub(crate) unsafe fn import(card: &Arc<Card>, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
+        let files = u64::from(card.gate().info().open_files_per_chunk);
+        card.files().acquire(files).map_err(Error::OutOfFiles)?;
+        // SAFETY: the contract is the same.
+        match unsafe { card.gate().import(fd, bytes) } {
+            Ok(handle) => {
+                let accounts = card.accounts();
+                accounts.in_hand.add(bytes);
+                accounts.chunks.add(1);
+                Ok(Self { handle, bytes, shared: true, card: Arc::clone(card) })
+            }
+            Err(error) => {
+                card.files().release(files);
+                Err(card.explain(bytes, error))
+            }
+        }
+    }
+
+    /// A file descriptor by which another process can have the chunk too; see [`Device::import`](crate::Device::import).
+    /// From then on the chunk is shared: it is not kept in a pool when it is given up.
+    ///
+    /// # Errors
+    /// What the driver says: exporting has to be asked for when a chunk is created, by
+    /// [`Shareable::PosixFd`](crate::driver::Shareable::PosixFd) in the properties of its pool.
+    pub fn export(&mut self) -> Result<OwnedFd> {
+        // SAFETY: the handle is valid as long as the chunk is.
+        let fd = unsafe { self.card.gate().export(self.handle) }?;
+        self.shared = true;
+        Ok(fd)
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// The chunk's size.
@@ -98,7 +140,8 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        if self.bytes == 0 {
+        // In a forked child nothing is done, not even to the books: another thread may have held their locks.
+        if self.bytes == 0 || self.card.gate().is_forked() {
             return;
         }
         // SAFETY: as in `release`; the chunk is being dropped, so the handle is not used again. The second try comes only

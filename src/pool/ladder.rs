@@ -22,8 +22,8 @@ use crate::error::{Error, Result};
 pub enum Sizing {
     /// Chunks grow with the position in the span: the largest power of two that is at most an eighth of the position,
     /// no less than the granularity and no more than the device's largest sound chunk. Boundaries depend on the
-    /// position alone, so pooled chunks fit again after any history, and at most an eighth of what is committed lies
-    /// idle.
+    /// position alone, so pooled chunks fit again whatever came before (but for exact shrinks, which cut a chunk), and at
+    /// most an eighth of what is committed lies idle.
     #[default]
     Ladder,
     /// All chunks have this size, a multiple of the granularity.

@@ -9,7 +9,7 @@ mod ladder;
 
 use core::fmt;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -18,7 +18,7 @@ pub(crate) use ladder::Ladder;
 pub use ladder::{Sizing, UnknownSizing};
 
 use crate::bytes::Bytes;
-use crate::card::Card;
+use crate::card::{Card, GiveWay};
 use crate::driver::{ChunkProps, DriverError};
 use crate::error::Result;
 
@@ -49,6 +49,7 @@ pub struct ChunkPool {
 struct Inner {
     card: Arc<Card>,
     props: ChunkProps,
+    left_out: Vec<(&'static str, String)>,
     kept: Mutex<Kept>,
 }
 
@@ -77,20 +78,36 @@ pub struct Trimmed {
 }
 
 impl ChunkPool {
-    pub(crate) fn new(card: &Arc<Card>, props: ChunkProps, keep: u64) -> Self {
+    pub(crate) fn new(card: &Arc<Card>, props: ChunkProps, keep: u64, left_out: Vec<(&'static str, String)>) -> Self {
         let kept = Mutex::new(Kept { classes: BTreeMap::new(), bytes: 0, keep });
-        Self { inner: Arc::new(Inner { card: Arc::clone(card), props, kept }) }
+        let this = Self { inner: Arc::new(Inner { card: Arc::clone(card), props, left_out, kept }) };
+        let pool: Arc<dyn GiveWay> = Arc::clone(&this.inner) as Arc<dyn GiveWay>;
+        let pool: Weak<dyn GiveWay> = Arc::downgrade(&pool);
+        card.add_pool(pool);
+        this
     }
 
-    /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device is
-    /// released.
+    /// The properties of its chunks.
+    #[must_use]
+    pub fn props(&self) -> ChunkProps {
+        self.inner.props
+    }
+
+    /// Properties that were asked for and do not work on the device: which, and why.
+    #[must_use]
+    pub fn left_out(&self) -> &[(&'static str, String)] {
+        &self.inner.left_out
+    }
+
+    /// Keeps a chunk for the next who needs its size, or releases it if the pool is full. A chunk of another device, or
+    /// one that another process shares, is released.
     pub fn put(&self, chunk: Chunk) {
         if !Arc::ptr_eq(chunk.card(), &self.inner.card) {
             return;
         }
         let mut kept = self.inner.kept.lock();
-        if kept.bytes.saturating_add(chunk.size()) <= kept.keep {
-            self.insert(&mut kept, chunk);
+        if !chunk.is_shared() && kept.bytes.saturating_add(chunk.size()) <= kept.keep {
+            self.inner.insert(&mut kept, chunk);
             return;
         }
         drop(kept);
@@ -124,28 +141,7 @@ impl ChunkPool {
 
     /// Releases kept chunks, largest first, until at most `to` is kept.
     pub fn trim(&self, to: Bytes) -> Trimmed {
-        let mut trimmed = Trimmed::default();
-        loop {
-            let mut kept = self.inner.kept.lock();
-            trimmed.kept = Bytes::new(kept.bytes);
-            if kept.bytes <= to.get() {
-                return trimmed;
-            }
-            let Some(chunk) = self.remove_largest(&mut kept) else { return trimmed };
-            // The driver is not called under the lock: others may take and put meanwhile.
-            drop(kept);
-            let size = chunk.size();
-            match chunk.release() {
-                Ok(()) => trimmed.released = Bytes::new(trimmed.released.get() + size),
-                Err((chunk, error)) => {
-                    let mut kept = self.inner.kept.lock();
-                    self.insert(&mut kept, chunk);
-                    trimmed.kept = Bytes::new(kept.bytes);
-                    trimmed.error = Some(error);
-                    return trimmed;
-                }
-            }
-        }
+        self.inner.trim(to)
     }
 
     pub(crate) fn card(&self) -> &Arc<Card> {
@@ -173,48 +169,79 @@ impl ChunkPool {
             if fresh {
                 self.discard(chunk);
             } else {
-                self.insert(&mut self.inner.kept.lock(), chunk);
+                self.inner.insert(&mut self.inner.kept.lock(), chunk);
             }
         }
     }
 
     /// Releases a chunk; one that the driver will not take back is kept, so that it is not lost.
     fn discard(&self, chunk: Chunk) {
+        if chunk.is_shared() {
+            // Never to be handed to anybody else: dropped, it is released or given up.
+            return;
+        }
         if let Err((chunk, error)) = chunk.release() {
             tracing::warn!(device = %self.inner.card.id(), bytes = %chunk.bytes(), %error, "a chunk stays in the pool");
-            self.insert(&mut self.inner.kept.lock(), chunk);
+            self.inner.insert(&mut self.inner.kept.lock(), chunk);
         }
     }
 
     /// A chunk of a size the device maps: a kept one if there is one, else a new one. When memory or open files run out,
     /// everything kept is released and it is tried once more.
     pub(crate) fn take_one(&self, bytes: u64) -> Result<Taken> {
-        if let Some(chunk) = self.remove(bytes) {
+        if let Some(chunk) = self.inner.remove(bytes) {
             return Ok(Taken { chunk, fresh: false });
         }
         match Chunk::create(&self.inner.card, bytes, self.inner.props) {
             Ok(chunk) => Ok(Taken { chunk, fresh: true }),
             Err((error, true)) => {
-                if self.trim(Bytes::ZERO).released.is_zero() {
+                if self.inner.card.make_room() == 0 {
                     return Err(error);
                 }
-                tracing::debug!(device = %self.inner.card.id(), %error, "the pool was emptied for another try");
+                tracing::debug!(device = %self.inner.card.id(), %error, "the pools were emptied for another try");
                 let chunk = Chunk::create(&self.inner.card, bytes, self.inner.props).map_err(|(error, _)| error)?;
                 Ok(Taken { chunk, fresh: true })
             }
             Err((error, false)) => Err(error),
         }
     }
+}
+
+impl Inner {
+    fn trim(&self, to: Bytes) -> Trimmed {
+        let mut trimmed = Trimmed::default();
+        loop {
+            let mut kept = self.kept.lock();
+            trimmed.kept = Bytes::new(kept.bytes);
+            if kept.bytes <= to.get() {
+                return trimmed;
+            }
+            let Some(chunk) = self.remove_largest(&mut kept) else { return trimmed };
+            // The driver is not called under the lock: others may take and put meanwhile.
+            drop(kept);
+            let size = chunk.size();
+            match chunk.release() {
+                Ok(()) => trimmed.released = Bytes::new(trimmed.released.get() + size),
+                Err((chunk, error)) => {
+                    let mut kept = self.kept.lock();
+                    self.insert(&mut kept, chunk);
+                    trimmed.kept = Bytes::new(kept.bytes);
+                    trimmed.error = Some(error);
+                    return trimmed;
+                }
+            }
+        }
+    }
 
     fn insert(&self, kept: &mut Kept, chunk: Chunk) {
-        let accounts = self.inner.card.accounts();
+        let accounts = self.card.accounts();
         accounts.in_hand.move_to(&accounts.pooled, chunk.size());
         kept.bytes += chunk.size();
         kept.classes.entry(chunk.size()).or_default().push(chunk);
     }
 
     fn remove(&self, bytes: u64) -> Option<Chunk> {
-        let mut kept = self.inner.kept.lock();
+        let mut kept = self.kept.lock();
         let class = kept.classes.get_mut(&bytes)?;
         let chunk = class.pop();
         if class.is_empty() {
@@ -238,8 +265,14 @@ impl ChunkPool {
 
     fn removed(&self, kept: &mut Kept, chunk: &Chunk) {
         kept.bytes -= chunk.size();
-        let accounts = self.inner.card.accounts();
+        let accounts = self.card.accounts();
         accounts.pooled.move_to(&accounts.in_hand, chunk.size());
+    }
+}
+
+impl GiveWay for Inner {
+    fn give_way(&self) -> u64 {
+        self.trim(Bytes::ZERO).released.get()
     }
 }
 
@@ -248,6 +281,12 @@ impl Drop for Inner {
         // What is kept is not in hand: move it there, where a chunk expects its bytes when it is dropped.
         let accounts = self.card.accounts();
         accounts.pooled.move_to(&accounts.in_hand, self.kept.get_mut().bytes);
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("kept", &Bytes::new(self.kept.lock().bytes)).finish_non_exhaustive()
     }
 }
 

@@ -10,13 +10,14 @@ mod report;
 
 use core::fmt;
 use core::time::Duration;
+use std::sync::Arc;
 
 pub use reason::Reason;
 pub use report::{Outcome, Report, Step, StepReport};
 
 pub(crate) use probe::{asked, decide};
 
-use crate::backing::{Backing, Fallback, FallbackContiguous, Mode, Segmented};
+use crate::backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, Segmented};
 use crate::bytes::Bytes;
 use crate::driver::{CheckForm, Quirks};
 use crate::error::{Error, Result};
@@ -47,8 +48,7 @@ pub trait Verdict: Send + Sync + fmt::Debug {
     fn open(&self, request: &BackingRequest<'_>) -> Result<Box<dyn Backing>>;
 }
 
-/// What a buffer asks of a verdict.
-#[derive(Debug)]
+/// What a buffer asks of a verdict. Only [`BufferBuilder`](crate::BufferBuilder) makes one, which has checked it.
 #[non_exhaustive]
 pub struct BackingRequest<'a> {
     /// The most the buffer will hold, in bytes; not zero.
@@ -61,14 +61,33 @@ pub struct BackingRequest<'a> {
     pub fallback: Fallback,
     /// Where chunks come from.
     pub pool: &'a ChunkPool,
+    /// Who is told of chunks as they come and go.
+    pub hooks: Option<Arc<dyn MapHooks>>,
+}
+
+impl fmt::Debug for BackingRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackingRequest")
+            .field("bytes", &self.bytes)
+            .field("align", &self.align)
+            .field("sizing", &self.sizing)
+            .field("fallback", &self.fallback)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> BackingRequest<'a> {
     /// A request for at most `bytes`, aligned to `align`, with chunks from `pool`, the ladder, and the default
     /// fallback.
-    #[must_use]
-    pub fn new(pool: &'a ChunkPool, bytes: Bytes, align: Bytes) -> Self {
-        Self { bytes: bytes.get(), align: align.get(), sizing: Sizing::default(), fallback: Fallback::default(), pool }
+    pub(crate) fn new(pool: &'a ChunkPool, bytes: Bytes, align: Bytes) -> Self {
+        Self {
+            bytes: bytes.get(),
+            align: align.get(),
+            sizing: Sizing::default(),
+            fallback: Fallback::default(),
+            pool,
+            hooks: None,
+        }
     }
 }
 
@@ -145,7 +164,7 @@ impl Verdict for VirtualVerdict {
             usage.hard.saturating_sub(usage.headroom)
         });
         let ladder = Ladder::new(request.sizing, request.bytes, self.granularity, &self.quirks, files)?;
-        Ok(Box::new(Segmented::open(request.pool, ladder, self.granularity)?))
+        Ok(Box::new(Segmented::open(request.pool, ladder, self.granularity, request.hooks.clone())?))
     }
 }
 

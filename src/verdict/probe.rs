@@ -17,7 +17,7 @@ use super::{
 use crate::backing::Mode;
 use crate::bytes::Bytes;
 use crate::card::{Card, check_address, twice};
-use crate::driver::{CheckForm, ChunkProps, DriverError, MemoryInfo, Quirks, RawHandle};
+use crate::driver::{CheckForm, ChunkProps, DriverError, DriverErrorKind, MemoryInfo, Quirks, RawHandle};
 use crate::pool::Sizing;
 
 /// The smallest chunk on a GPU, whose pages are that large.
@@ -169,6 +169,14 @@ impl Probe {
                 tracing::debug!(%reason, "trying the check once more");
                 self.life_cycle()?;
             }
+            // A card that is full just now says nothing of its virtual memory, and the verdict is kept for long.
+            Err(Reason::Call { step: Step::Create, error, .. }) if self.is_full(&error) => {
+                self.log.end(
+                    Step::Create,
+                    Outcome::Worked(format!("no memory to try it with: {error}")),
+                    Duration::ZERO,
+                );
+            }
             result => result?,
         }
         Ok(Found { quirks: self.quirks, granularity: self.granularity })
@@ -275,21 +283,27 @@ impl Probe {
         result
     }
 
+    /// Whether a create failed because there truly was no memory for it.
+    fn is_full(&self, error: &DriverError) -> bool {
+        error.kind() == DriverErrorKind::OutOfMemory
+            && self.card.gate().memory().is_ok_and(|memory| memory.free < 2 * self.granularity)
+    }
+
     fn memory(&self, step: Step) -> Result<MemoryInfo, Reason> {
         self.card.gate().memory().map_err(|error| self.failed(step, error))
     }
 
     /// What one chunk of the check takes.
-    fn chunk_bytes(&self, total: u64) -> u64 {
+    fn chunk_bytes(&self, free: u64) -> u64 {
         if !self.full() {
             return self.granularity;
         }
-        let most = FULL_CHUNK.min(total / 8);
+        let most = FULL_CHUNK.min(free / 4);
         (most - most % self.granularity).max(self.granularity)
     }
 
     fn live(&mut self, held: &mut Held, before: MemoryInfo) -> Result<(), Reason> {
-        let chunk = self.chunk_bytes(before.total);
+        let chunk = self.chunk_bytes(before.free);
         let mapped = 2 * chunk;
         let base = self.reserve(held, mapped + self.granularity)?;
         self.step(Step::Create, |this| this.create_two(held, chunk))?;
@@ -299,7 +313,7 @@ impl Probe {
         if self.full() {
             self.step(Step::MemoryTaken, |this| {
                 fell = before.free.saturating_sub(this.memory(Step::MemoryTaken)?.free);
-                this.about(fell, mapped, fell, None)
+                this.about((fell, mapped), mapped, fell, None)
             })?;
         }
         self.step(Step::ReadBack, |this| this.write_and_read(base, chunk))?;
@@ -325,19 +339,18 @@ impl Probe {
                     std::thread::sleep(SETTLE);
                     up = rose(this)?;
                 }
-                this.about(up, created, fell, Some(up))
+                this.about((up, created), mapped, fell, Some(up))
             })?;
         }
         self.step(Step::FreeSpan, |this| this.free_span(held))
     }
 
     /// Whether free memory moved by about as much as it should: three quarters at least, since others move it too.
-    fn about(&self, moved: u64, should: u64, fell: u64, rose: Option<u64>) -> Result<Outcome, Reason> {
+    fn about(&self, (moved, should): (u64, u64), mapped: u64, fell: u64, rose: Option<u64>) -> Result<Outcome, Reason> {
         let seen = format!("{} of {}", Bytes::new(moved), Bytes::new(should));
         if moved >= should - should / 4 {
             return Ok(Outcome::Passed(seen));
         }
-        let mapped = 2 * self.chunk_bytes(self.memory(Step::MemoryTaken)?.total);
         Err(Reason::Memory {
             word: self.card.gate().info().memory_word,
             mapped: Bytes::new(mapped),
@@ -360,9 +373,11 @@ impl Probe {
                     Err(_) => bytes = (bytes / 2).next_multiple_of(this.granularity),
                 }
             };
+            if address != 0 {
+                held.span = Some((address, bytes));
+            }
             base = check_address(address, bytes, this.granularity)
                 .map_err(|what| Reason::Address { what: what.to_string(), runtime: this.runtime() })?;
-            held.span = Some((base, bytes));
             Ok(if bytes == wished {
                 Outcome::Passed(Bytes::new(bytes).to_string())
             } else {
@@ -468,7 +483,12 @@ impl Probe {
         if first == self.granularity {
             return Ok(Outcome::Skipped);
         }
-        self.create(held, self.granularity, Step::MixedSizes)?;
+        if let Err(Reason::Call { error, .. }) = self.create(held, self.granularity, Step::MixedSizes) {
+            return match error.kind() {
+                DriverErrorKind::OutOfMemory => Ok(Outcome::Skipped),
+                _ => Err(self.failed(Step::MixedSizes, error)),
+            };
+        }
         let mixed = self
             .map_at(held, &[(n, address)], Step::MixedSizes)
             .and_then(|_| self.set_access(address, self.granularity, Step::MixedSizes));

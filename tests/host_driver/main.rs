@@ -88,7 +88,9 @@ fn the_options_are_checked() {
         assert_eq!(open(granularity(bad)), Err(HostError::Granularity { asked, page: Bytes::kib(4) }));
     }
     assert_eq!(open(granularity(4096)), Ok(4096));
-    assert_eq!(open(granularity(16 * MIB)), Ok(16 * MIB));
+    assert_eq!(open(granularity(8 * MIB)), Ok(8 * MIB));
+    let too_small = HostError::CapacityTooSmall { asked: Bytes::mib(8), granularity: Bytes::mib(16) };
+    assert_eq!(open(granularity(16 * MIB)), Err(too_small));
     let error = open(HostOptions::default().with_capacity(Bytes::new(u64::MAX))).unwrap_err();
     assert!(matches!(error, HostError::CapacityTooLarge { asked, total } if asked.get() == u64::MAX && total < asked));
 

@@ -29,6 +29,7 @@ fn child_ok(role: &str, limits: &str) -> String {
 #[test]
 fn as_child() {
     let Ok(role) = std::env::var("GROWSPAN_TEST_ROLE") else { return };
+    tracing_subscriber::fmt().with_ansi(false).init();
     match role.as_str() {
         "ladder" => use_host(DeviceOptions::new(), Bytes::mib(512)),
         "uniform" => use_host(DeviceOptions::new().sizing(Sizing::Uniform(Bytes::mib(2))), Bytes::gib(4)),
@@ -64,6 +65,7 @@ fn few_open_files_turn_virtual_memory_off_and_the_crate_runs_on() {
     assert!(text.contains("mode contiguous"), "{text}");
     assert!(text.contains("reason the host driver keeps an open file per 2 MiB chunk:"), "{text}");
     assert!(text.contains("and the open-file limit is 64 (hard 64)"), "{text}");
+    assert_eq!(text.matches("virtual memory is off").count(), 1, "said once: {text}");
 }
 
 #[test]
@@ -84,6 +86,8 @@ fn a_soft_limit_is_raised_as_far_as_needed() {
     let text = child_ok("uniform", "ulimit -Hn 20000; ulimit -Sn 256;");
     assert!(text.contains("mode virtual"), "{text}");
     assert!(text.contains("limit 3072"), "2048 chunks and 1024 kept: {text}");
+    assert_eq!(text.matches("open-file limit 256 -> 3072").count(), 1, "said once: {text}");
+    assert_eq!(text.matches("virtual memory is on").count(), 1, "said once: {text}");
     // Many ladders add up to more than the verdict looked at: the limit is raised when they do.
     let text = child_ok("many slots", "ulimit -Hn 20000; ulimit -Sn 256;");
     assert!(text.contains("limit 1536"), "512 chunks at most and 1024 kept: {text}");

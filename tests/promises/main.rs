@@ -2,8 +2,75 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails, in its helpers too")]
 
+use growspan::driver::DriverErrorKind;
+
+mod deferred;
+mod drivers;
 mod faults;
 mod life;
 mod limits;
+mod only_here;
+mod regressions;
+mod share;
 mod verdicts;
 mod world;
+
+pub(crate) use drivers::{large_worlds, peek, sharing_device, worlds};
+
+/// The chunks of most tests. Small, so that real memory is quickly had; the ladder is the same at every scale.
+pub(crate) const GRANULE: usize = 64 << 10;
+
+/// How many bytes of free memory may come and go without our doing. These drivers keep none for themselves.
+pub(crate) const SLACK: i64 = 0;
+
+/// How much at each end of a granule is written and compared: all of it.
+pub(crate) const WINDOW: usize = GRANULE;
+
+/// How many random lives a device sees.
+pub(crate) const SEEDS: u64 = 3;
+
+/// Each how many pairs of failures one is tried.
+pub(crate) const SPARSE: u64 = 1;
+
+/// What drivers that keep failing say.
+pub(crate) const KINDS: &[DriverErrorKind] =
+    &[DriverErrorKind::Other, DriverErrorKind::OutOfMemory, DriverErrorKind::OutOfFiles];
+
+/// The promises that are kept on any driver, as tests on these.
+macro_rules! on_every_driver {
+    ($($module:ident { $($name:ident,)* })*) => { mod on_every_driver { $($(
+        #[test]
+        fn $name() {
+            crate::$module::$name();
+        }
+    )*)* } };
+}
+
+on_every_driver! {
+    faults {
+        a_failed_operation_changes_nothing,
+        building_and_dropping_survive_any_failed_call,
+        a_set_grows_as_one_or_not_at_all,
+        two_failures_cost_no_byte_of_what_is_left,
+        lasting_failures_are_accounted_for,
+        a_drop_that_cannot_give_back_says_so_and_nothing_else_breaks,
+    }
+    life {
+        random_lives_keep_address_contents_and_books,
+        sizes_at_every_edge,
+        fallbacks_do_as_they_say,
+        what_one_buffer_gives_up_the_next_takes_without_a_new_chunk,
+        two_threads_on_buffers_of_one_device,
+        overlapping_copies_on_a_device,
+        odd_elements_straddle_chunks,
+        exact_shrinks_give_every_granule_back_and_keep_the_contents,
+        a_range_of_1100_chunks_maps_whole,
+        members_of_a_set_out_of_step,
+        leaked_memory_stays_and_is_not_counted_as_given_back,
+        copies_and_fills_on_a_stream,
+        hooks_are_told_of_every_chunk,
+    }
+    share {
+        a_chunk_goes_to_another_process_and_back,
+    }
+}

@@ -10,7 +10,8 @@ use growspan::driver::{Call, CheckForm, DriverErrorKind};
 use growspan::verdict::{Outcome, Step};
 use growspan::{Bytes, DeviceOptions, Error, Fallback, Granularity, GrowableBuffer, Mode, Quiesce, Reason, Sizing};
 
-use crate::world::{MIB, World, personalities};
+use crate::drivers::personalities;
+use crate::world::{MIB, World};
 
 #[test]
 fn each_personality_gets_its_verdict_and_its_reason() {
@@ -78,7 +79,12 @@ fn the_check_survives_any_failed_call_and_leaves_nothing() {
                 match verdict.mode() {
                     Mode::Virtual => {
                         let worked = |step| matches!(verdict.report().outcome(step), Some(Outcome::Worked(_)));
-                        assert!(worked(Step::Reserve) || worked(Step::MixedSizes), "{form:?}, call {k} ({strike})");
+                        // With no memory for a third chunk, nothing is said of mixed sizes.
+                        let untried = kind == DriverErrorKind::OutOfMemory
+                            && strike == Call::Create
+                            && verdict.report().outcome(Step::MixedSizes) == Some(&Outcome::Skipped);
+                        let around = worked(Step::Reserve) || worked(Step::MixedSizes) || untried;
+                        assert!(around, "{form:?}, call {k} ({strike})");
                     }
                     _ => assert!(verdict.reason().is_some()),
                 }
@@ -179,7 +185,7 @@ fn a_device_that_wants_one_chunk_size_gets_one() {
     let sizes: Vec<_> = buffer.chunks().iter().map(|chunk| chunk.bytes).collect();
     assert!(sizes.iter().all(|size| *size == Bytes::mib(8)), "{sizes:?}");
     let exact = buffer.shrink_exact(3 * MIB, Quiesce::Device).unwrap();
-    assert!(exact.why.unwrap().contains("one chunk size per span"));
+    assert!(exact.why.unwrap().contains("all chunks of this span have one size"));
     assert_eq!(exact.committed, Bytes::mib(8));
     drop(buffer);
     world.assert_empty("one chunk size");

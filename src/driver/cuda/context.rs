@@ -9,7 +9,8 @@ use core::ptr;
 
 use super::error::{Code, CudaOpenError, check};
 use super::ffi::{
-    CU_STREAM_NON_BLOCKING, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED, CUcontext, CUdevice, CUstream,
+    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_NON_BLOCKING, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_DEINITIALIZED,
+    CUcontext, CUdevice, CUstream,
 };
 use super::library::{Core, Cuda, during_open};
 
@@ -73,12 +74,14 @@ impl Context {
         // SAFETY: the pointer is valid for the write.
         let known = check(unsafe { (core.cuCtxGetCurrent)(&raw mut current) }).is_ok();
         // What the caller has current may be a broken context of its own; that is no reason to fail here.
-        if known && current == self.raw {
-            return Ok(Entered { pushed: None, same_thread: PhantomData });
+        let pushed = !(known && current == self.raw);
+        if pushed {
+            // SAFETY: the handle was retained and is not released before `self` is dropped, which outlives the guard.
+            check(unsafe { (core.cuCtxPushCurrent_v2)(self.raw) })?;
         }
-        // SAFETY: the handle was retained and is not released before `self` is dropped, which outlives the guard.
-        check(unsafe { (core.cuCtxPushCurrent_v2)(self.raw) })?;
-        Ok(Entered { pushed: Some(core), same_thread: PhantomData })
+        // An event query would otherwise break the captures that other threads, or this one, have under way.
+        let capture_mode = exchange_capture_mode(core, CU_STREAM_CAPTURE_MODE_RELAXED);
+        Ok(Entered { core, pushed, capture_mode, same_thread: PhantomData })
     }
 
     /// The context's number now, or `None` from a driver before CUDA 12.0.
@@ -90,6 +93,13 @@ impl Context {
         check(unsafe { get(self.raw, &raw mut id) })?;
         Ok(Some(id))
     }
+}
+
+/// Sets how this thread's calls and graph captures get on; gives what it was, where the driver knows.
+fn exchange_capture_mode(core: &Core, mut mode: u32) -> Option<u32> {
+    let exchange = core.cuThreadExchangeStreamCaptureMode?;
+    // SAFETY: the pointer is valid for the read and the write.
+    check(unsafe { exchange(&raw mut mode) }).ok().map(|()| mode)
 }
 
 impl Drop for Context {
@@ -118,14 +128,23 @@ impl Drop for Context {
 #[derive(Debug)]
 #[must_use = "the context stops being current when this is dropped"]
 pub(super) struct Entered<'a> {
-    pushed: Option<&'a Core>,
+    core: &'a Core,
+    pushed: bool,
+    /// The thread's capture mode before.
+    capture_mode: Option<u32>,
     /// What is current is a matter of each thread: the guard must be dropped where it was made.
     same_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let Some(core) = self.pushed else { return };
+        let core = self.core;
+        if let Some(mode) = self.capture_mode {
+            exchange_capture_mode(core, mode);
+        }
+        if !self.pushed {
+            return;
+        }
         let mut popped = ptr::null_mut();
         // SAFETY: the pointer is valid for the write. This thread's topmost context is the one that `enter` pushed:
         // between the two only calls were made that leave the stack alone.

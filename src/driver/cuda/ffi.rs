@@ -70,6 +70,8 @@ pub const CU_MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
 pub const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: u32 = 1;
 
 /// `CU_STREAM_NON_BLOCKING`: a stream that does not wait for the default stream, nor it for the stream.
+/// Calls of this thread do not break captures that are under way elsewhere.
+pub const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub const CU_STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub const CU_STREAM_CAPTURE_STATUS_NONE: u32 = 0;

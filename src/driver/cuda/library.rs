@@ -48,6 +48,8 @@ symbol_table! {
         fn cuEventDestroy_v2(event: CUevent) -> CUresult;
     }
     optional {
+        // Since CUDA 10.1.
+        fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> CUresult;
         // Since CUDA 9.2, 11.4 (which knows the parts of a divided card) and 12.0.
         fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) -> CUresult;
         fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> CUresult;

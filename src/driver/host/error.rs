@@ -18,6 +18,13 @@ pub enum HostError {
         /// What there is.
         total: Bytes,
     },
+    /// The capacity is less than one chunk.
+    CapacityTooSmall {
+        /// What was asked.
+        asked: Bytes,
+        /// The smallest chunk.
+        granularity: Bytes,
+    },
     /// The granularity is not a power of two of at least a page.
     Granularity {
         /// What was asked.
@@ -36,6 +43,11 @@ impl fmt::Display for HostError {
                 f,
                 "a capacity of {asked} was asked, and this process has {total} of memory in all; ask for less, or \
                  leave the capacity out to get half of what is available"
+            ),
+            Self::CapacityTooSmall { asked, granularity } => write!(
+                f,
+                "a capacity of {asked} was asked, which is less than one chunk of {granularity}; ask for more, or for a \
+                 smaller granularity"
             ),
             Self::Granularity { asked, page } => write!(
                 f,

@@ -116,7 +116,8 @@ impl HostDriver {
     /// Opens it.
     ///
     /// # Errors
-    /// [`HostError::CapacityTooLarge`] for more than there is in all, [`HostError::Granularity`] for a granularity
+    /// [`HostError::CapacityTooLarge`] for more than there is in all, [`HostError::CapacityTooSmall`] for less than a
+    /// chunk, [`HostError::Granularity`] for a granularity
     /// that cannot be mapped in, [`HostError::Unreadable`] where `/proc` does not say what memory there is.
     pub fn open(options: HostOptions) -> Result<Self, HostError> {
         let unreadable = |error: io::Error| HostError::Unreadable(error.to_string());
@@ -131,6 +132,7 @@ impl HostDriver {
             Some(asked) if asked > memory.total => {
                 return Err(HostError::CapacityTooLarge { asked, total: memory.total });
             }
+            Some(asked) if asked < granularity => return Err(HostError::CapacityTooSmall { asked, granularity }),
             Some(asked) => asked,
             None => Bytes::new(memory.available.get() / 2),
         };
@@ -299,7 +301,8 @@ unsafe impl Driver for HostDriver {
             return Err(DriverError::new(Call::Create, Kind::NotSupported).with_detail(detail));
         }
         let (file, memory) = self.filled_file(Call::Create, bytes)?;
-        let chunk = Chunk { file: File::from(file), memory: Arc::new(memory) };
+        let shareable = props.shareable == Shareable::PosixFd;
+        let chunk = Chunk { file: File::from(file), memory: Arc::new(memory), shareable };
         Ok(self.table.lock().add_handle(chunk))
     }
 
@@ -351,6 +354,10 @@ unsafe impl Driver for HostDriver {
 
     unsafe fn export(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
         let chunk = self.table.lock().handle(handle).map_err(misuse(Call::Export))?;
+        if !chunk.shareable {
+            let error = DriverError::new(Call::Export, Kind::NotSupported);
+            return Err(error.with_detail("the chunk was not created to be shared as a POSIX file descriptor"));
+        }
         let share = || -> io::Result<_> {
             // Whoever has the descriptor could cut the file short, and touching our own memory would then kill us.
             map::seal_size(&chunk.file)?;
@@ -380,7 +387,7 @@ unsafe impl Driver for HostDriver {
         let mut table = self.table.lock();
         let own = table.exported((about.dev(), about.ino()));
         let memory = own.unwrap_or_else(|| Arc::new(Memory::of_others(bytes)));
-        Ok(table.add_handle(Chunk { file, memory }))
+        Ok(table.add_handle(Chunk { file, memory, shareable: true }))
     }
 
     fn allocate(&self, bytes: u64) -> DriverResult<u64> {

@@ -68,6 +68,8 @@ impl Drop for Memory {
 pub(super) struct Chunk {
     pub(super) file: File,
     pub(super) memory: Arc<Memory>,
+    /// Whether it may be exported, as was asked when it was created.
+    pub(super) shareable: bool,
 }
 
 /// Device and inode number: what a file is, whatever descriptor it is reached by.
@@ -263,7 +265,7 @@ mod tests {
 
     fn chunk(account: &Arc<Account>) -> Chunk {
         let memory = Arc::new(account.take(4096).unwrap());
-        Chunk { file: File::open("/dev/null").unwrap(), memory }
+        Chunk { file: File::open("/dev/null").unwrap(), memory, shareable: true }
     }
 
     #[test]

@@ -1,0 +1,73 @@
+//! Processes of their own, for what cannot be taken back.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "GROWSPAN_CUDA_ROLE";
+
+/// How long a child may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a child ended, and all it printed.
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) text: String,
+}
+
+/// Runs one role in a process of its own.
+pub(crate) fn run(role: &str) -> Ended {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["child::as_child", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    let readers = [gather(child.stdout.take().unwrap()), gather(child.stderr.take().unwrap())];
+    let status = wait(&mut child, started);
+    let text = readers.map(|reader| reader.join().unwrap()).concat();
+    println!("-- child {role:?}, {:?}: {status:?}\n{}--", started.elapsed(), text);
+    let status = status.unwrap_or_else(|| panic!("{role} did not end within {PATIENCE:?}"));
+    Ended { status, text }
+}
+
+fn gather(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Waits; a child that takes too long is ended.
+fn wait(child: &mut Child, started: Instant) -> Option<ExitStatus> {
+    while started.elapsed() < PATIENCE {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    None
+}
+
+/// Runs a role that has to end well.
+pub(crate) fn run_well(role: &str) {
+    let Ended { status, text } = run(role);
+    assert!(status.success(), "{role}: {status:?}");
+    assert!(text.contains("role done"), "{role} did not run to its end");
+    assert!(!text.contains("panicked"), "{role} panicked on the way");
+}
+
+#[test]
+fn as_child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    match role.as_str() {
+        "device" | "stream" | "event" | "deferred" => crate::quiesce::shrink_under_a_kernel(&role),
+        "idle" => crate::quiesce::lose_the_context(),
+        "reset" => crate::contexts::reset_under_live_buffers(false),
+        "reset contiguous" => crate::contexts::reset_under_live_buffers(true),
+        "exit" => crate::contexts::leave_live_buffers(),
+        other => panic!("no role {other}"),
+    }
+    println!("role done");
+}
