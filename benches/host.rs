@@ -185,8 +185,11 @@ impl Raw {
         // SAFETY: the name ends with a zero.
         let file = unsafe { libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         check("memfd_create", file >= 0);
-        // SAFETY: the descriptor is open, and no memory is passed.
-        check("fallocate", unsafe { libc::fallocate(file, 0, 0, CHUNK as i64) } == 0);
+        // Once for the pages, once more to clear them.
+        for _ in 0..2 {
+            // SAFETY: the descriptor is open, and no memory is passed.
+            check("fallocate", unsafe { libc::fallocate(file, 0, 0, CHUNK as i64) } == 0);
+        }
         file
     }
 
@@ -200,6 +203,8 @@ impl Raw {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: as above.
         check("mprotect", unsafe { libc::mprotect(self.span, CHUNK, access) } == 0);
+        // SAFETY: as above.
+        check("madvise", unsafe { libc::madvise(self.span, CHUNK, libc::MADV_POPULATE_READ) } == 0);
     }
 }
 

@@ -275,6 +275,8 @@ impl ReservedRange {
             self.mapped = offset;
             taken.extend(self.chunks.pop());
         }
+        // What left is kept elsewhere; room for twice what stays is room enough.
+        self.chunks.shrink_to(2 * self.chunks.len());
         taken.reverse();
         Ok(taken)
     }

@@ -253,7 +253,16 @@ fn instead_of_copies(bench: &Bench<'_>) -> Outcome<()> {
     ours.close()?;
     copy_growing(raw, step, steps, |_| taken(&mut most_copied))?;
 
-    let (mut times, mut copied) = (Vec::new(), Vec::new());
+    let (mut times, mut copied, mut again) = (Vec::new(), Vec::new(), Vec::new());
+    let keeping = self::device(Bytes::new(2 * all))?;
+    for round in 0..11 {
+        // The same from the pool, which the first round fills.
+        let mut buffer = buffer(&keeping, all, Sizing::Ladder)?;
+        let took = grow(&mut buffer, all, step)?;
+        again.extend((round > 0).then_some(took));
+        buffer.close()?;
+    }
+    keeping.pool().trim(Bytes::ZERO);
     for round in 0..10 {
         for side in [round % 2, (round + 1) % 2] {
             if side == 0 {
@@ -268,6 +277,7 @@ fn instead_of_copies(bench: &Bench<'_>) -> Outcome<()> {
     let table = &bench.table;
     let by_size = |most: u64| [most as f64 / all as f64];
     table.row(&format!("{} MiB in steps of {}", all / MIB, step / MIB), "ms", &times, Bar::None);
+    table.row("the same from the pool", "ms", &again, Bar::None);
     table.row("by cuMemAlloc, copy, free", "ms", &copied, Bar::None);
     table.row("the second by the first", "x", &ratios(&copied, &times), Bar::AtLeast(20.0));
     table.row("peak memory by the size", "x", &by_size(most), Bar::AtMost(1.05));

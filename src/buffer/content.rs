@@ -279,15 +279,24 @@ impl<T> GrowableBuffer<T> {
         T: NoUninit,
     {
         let len = self.len;
-        if self.host_visible {
-            self.grow_by(1)?;
-            // SAFETY: the element at `len` is within the committed memory of the buffer, which is one allocation.
+        if self.host_visible && len < self.capacity {
+            // SAFETY: the element at `len` is committed, and so within the buffer, which is one allocation.
             let place = unsafe { self.data().add(len) };
             // SAFETY: the host may write there, the base and all sizes are aligned for `T`, and the memory is ours
             // alone by `&mut self`.
             unsafe { place.write(element) };
+            self.len = len + 1;
             return Ok(());
         }
+        self.push_slow(element)
+    }
+
+    /// A push that has to grow, or to copy. Not inlined: the loops that push stay small, with the element in a register.
+    #[inline(never)]
+    fn push_slow(&mut self, element: T) -> Result<()>
+    where
+        T: NoUninit,
+    {
         self.append(core::slice::from_ref(&element))
     }
 

@@ -90,6 +90,19 @@ pub(crate) unsafe fn allow_access(addr: u64, bytes: u64) -> io::Result<()> {
     checked(unsafe { libc::mprotect(at, len, libc::PROT_READ | libc::PROT_WRITE) })
 }
 
+/// Enters the pages of a mapped file into the page table, so that touching them does not fault. Only a matter of speed:
+/// where it cannot be done (kernels before 5.14), nothing is lost.
+///
+/// # Safety
+/// `[addr, addr + bytes)` is mapped by the caller, readable.
+pub(crate) unsafe fn enter_pages(addr: u64, bytes: u64) {
+    let Ok(len) = length(bytes) else { return };
+    // Reading is enough: the pages of a shared file in memory are entered as its mapping allows, writable, and in
+    // batches, which for writing they are not.
+    // SAFETY: this advice reads the caller's own memory and changes none.
+    let _ = unsafe { libc::madvise(pointer(addr), len, libc::MADV_POPULATE_READ) };
+}
+
 /// Keeps a mapping out of children forked later on; there, its addresses are free.
 ///
 /// # Safety
@@ -135,8 +148,13 @@ pub(crate) fn fill_file(file: &impl AsFd, bytes: u64, done: impl FnMut(u64)) -> 
     let fd = file.as_fd();
     let allocate = |at, len| {
         let (at, len) = (offset(at)?, offset(len)?);
-        // SAFETY: the descriptor is borrowed, hence open, and no memory of ours is passed.
-        checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, at, len) })
+        // Once for the pages, and once more because that clears them here and not page by page at the first touch: the
+        // kernel leaves them as they are the first time, in case it has to take them back.
+        for _ in 0..2 {
+            // SAFETY: the descriptor is borrowed, hence open, and no memory of ours is passed.
+            checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, at, len) })?;
+        }
+        Ok(())
     };
     in_steps(bytes, allocate, done)
 }

@@ -333,6 +333,10 @@ unsafe impl Driver for HostDriver {
         self.table.lock().begin_access(addr, bytes).map_err(misuse(Call::SetAccess))?;
         // SAFETY: the table knows the range to be mapped by this driver and has marked it busy.
         let result = unsafe { map::allow_access(addr, bytes) };
+        if result.is_ok() {
+            // SAFETY: the range is mapped and was made accessible just now.
+            unsafe { map::enter_pages(addr, bytes) };
+        }
         self.table.lock().settle(addr, bytes);
         result.map_err(|error| failed(Call::SetAccess, &error, Bytes::new(bytes)))
     }
