@@ -129,6 +129,16 @@ impl Card {
         }
     }
 
+    /// Whether a block may be too small for what was asked to fit at most.
+    pub(crate) fn has_capacity(&self) -> bool {
+        matches!(self.fallback, Fall::Capacity { .. })
+    }
+
+    /// Whether buffers are asked for with room for nothing.
+    pub(crate) fn has_no_capacity(&self) -> bool {
+        self.fallback() == Fallback::Capacity(Bytes::ZERO)
+    }
+
     /// Whether the check, if nothing strikes it, must find that virtual memory is off.
     pub(crate) fn is_broken(&self) -> bool {
         use Runtime::{MapsNothing, NoSupport, ReserveReturnsNull, StaleAfterMap, Vgpu};

@@ -52,6 +52,14 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// Whether it may leave memory waiting for an event.
+    pub(crate) fn defers(&self) -> bool {
+        matches!(
+            self,
+            Self::Buffer(_, BufferOp::ShrinkTo(_, How::Deferred)) | Self::Set(SetOp::ShrinkTo(_, How::Deferred))
+        )
+    }
+
     /// Whether it may change the buffer at that place: A, B, and the two of the set.
     pub(crate) fn touches(&self, place: usize) -> bool {
         match self {
