@@ -15,6 +15,12 @@ rule() {
 
 long_files() { git ls-files -z src | xargs -0 wc -l | awk '$2 != "total" && $1 > 600'; }
 other_registries() { git grep -n '^source = ' -- '*.lock' | grep -v 'registry+https://github.com/rust-lang/crates.io-index'; }
+# Where packages come from is each machine's own setting: no registry, mirror or proxy is named, by whatever tool's key.
+registries() {
+    local keys='replace-with|^\[(source|registries|registry)[].]|sparse\+|index[-_]url|(PIP_INDEX|GOPROXY|REGISTRY)[A-Z_]*='
+    local hosts='https?://([^/]*@|[0-9]+\.[0-9]+\.|localhost|[^/]*(:[0-9]+|artifactory|nexus|mirror|proxy|\.internal|\.local))'
+    git grep -nIiE "$keys|$hosts" -- . ':!*.lock' ':!ci/house.sh'
+}
 stale_locks() {
     for tree in . fuzz; do
         cargo metadata --locked --quiet --format-version 1 --manifest-path $tree/Cargo.toml 2>&1 >/dev/null
@@ -23,7 +29,8 @@ stale_locks() {
 
 rule 'no file in src has more than 600 lines' long_files
 rule 'nothing is unfinished' git grep -nE '\b(todo|unimplemented|dbg)!' -- '*.rs'
-rule 'no path of one machine' git grep -nIE '(^|[[:space:]"`=(])/(home|root|work|Users)/' -- . ':!ci/house.sh'
+rule 'no path of one machine' git grep -nIE '(^|[[:space:]"`=(])/((home|root|Users)/|(work|farm)($|[^[:alnum:]]))' -- . ':!ci/house.sh'
+rule 'no registry, mirror or proxy' registries
 rule 'lock files name public registries only' other_registries
 rule 'lock files fit their manifests' stale_locks
 exit $broken

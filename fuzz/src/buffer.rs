@@ -6,7 +6,7 @@ use growspan::{Error, Fallback, GrowableBuffer, Mode, Quiesce, Shrunk};
 use crate::card::GRANULE;
 use crate::case::{BufferOp, How};
 use crate::model::{Model, Seen};
-use crate::world::{Done, Env, Leeway, seen};
+use crate::world::{Done, Effect, Env, seen};
 
 /// A place for a buffer.
 pub(crate) struct Slot<T> {
@@ -24,7 +24,7 @@ impl<T: Pod + Send> Slot<T> {
         self.model = Model::default();
         let built = GrowableBuffer::builder(&env.device).max_len(self.max_len).fallback(env.card.fallback()).build();
         let refuses = env.card.fallback() == Fallback::Refuse && env.device.verdict().mode() == Mode::Contiguous;
-        Done::of(built.map(|buffer| self.buffer = Some(buffer)), !refuses)
+        Done::of(built.map(|buffer| self.buffer = Some(buffer)), !refuses && !env.card.has_no_capacity())
     }
 
     pub(crate) fn seen(&self) -> Option<Seen> {
@@ -63,11 +63,12 @@ impl<T: Pod + Send> Slot<T> {
             }
             BufferOp::GrowTo(to) => {
                 let to = to.within(max_len);
-                Done::of(buffer.grow_to(to), to <= max_len)
+                Done::of(buffer.grow_to(to), to <= max_len).which(Effect::Grows)
             }
             BufferOp::GrowBy(more) => {
                 let more = more.within(max_len);
-                Done::of(buffer.grow_by(more), len.checked_add(more).is_some_and(|to| to <= max_len))
+                let valid = len.checked_add(more).is_some_and(|to| to <= max_len);
+                Done::of(buffer.grow_by(more), valid).which(Effect::Grows)
             }
             BufferOp::GrowZeroed(to) => {
                 let to = to.within(max_len);
@@ -76,7 +77,7 @@ impl<T: Pod + Send> Slot<T> {
                     model.resize(buffer.len() * size);
                     model.write(len * size, &vec![0; (buffer.len() - len) * size]);
                 }
-                Done::of(result, to <= max_len).or(Leeway::UndoFails)
+                Done::of(result, to <= max_len).which(Effect::Grows)
             }
             BufferOp::Append { elements, seed } => {
                 let elements: Vec<T> = pattern(many(elements), seed);
@@ -85,7 +86,7 @@ impl<T: Pod + Send> Slot<T> {
                     model.resize(buffer.len() * size);
                     model.write(len * size, bytemuck::cast_slice(&elements));
                 }
-                Done::of(result, len + elements.len() <= max_len).or(Leeway::Keeps)
+                Done::of(result, len + elements.len() <= max_len).which(Effect::Grows)
             }
             BufferOp::Push(seed) => {
                 let element = pattern::<T>(1, seed)[0];
@@ -94,7 +95,7 @@ impl<T: Pod + Send> Slot<T> {
                     model.resize(buffer.len() * size);
                     model.write(len * size, bytemuck::bytes_of(&element));
                 }
-                Done::of(result, len < max_len).or(Leeway::Keeps)
+                Done::of(result, len < max_len).which(Effect::Grows)
             }
             BufferOp::Truncate(to) => {
                 buffer.truncate(to.within(max_len));
@@ -103,25 +104,25 @@ impl<T: Pod + Send> Slot<T> {
             }
             BufferOp::ShrinkTo(to, how) => {
                 let to = to.within(len);
-                let was = Seen::of(buffer);
+                let (was, waited) = (Seen::of(buffer), env.device.snapshot().bytes_retiring.get());
                 let result = quiesce(env, how).and_then(|quiesce| buffer.shrink_to(to, quiesce));
                 if let Ok(shrunk) = &result {
-                    check_shrunk(buffer, &was, to, shrunk);
+                    check_shrunk(env, buffer, &was, waited, to, shrunk);
                 }
-                Done::of(result, to <= len)
+                Done::of(result, to <= len).which(Effect::Shrinks)
             }
             BufferOp::ShrinkExact(to, how) => {
                 let to = to.within(len);
-                let was = Seen::of(buffer);
+                let (was, waited) = (Seen::of(buffer), env.device.snapshot().bytes_retiring.get());
                 let result = quiesce(env, how).and_then(|quiesce| buffer.shrink_exact(to, quiesce));
                 if let Ok(shrunk) = &result {
-                    check_shrunk(buffer, &was, to, shrunk);
+                    check_shrunk(env, buffer, &was, waited, to, shrunk);
                     if shrunk.why.is_none() {
                         let exact = ((to * size) as u64).next_multiple_of(GRANULE);
                         assert!(shrunk.committed.get() <= exact, "{shrunk:?} of {exact}");
                     }
                 }
-                Done::of(result, to <= len)
+                Done::of(result, to <= len).which(Effect::Shrinks)
             }
             BufferOp::CopyIn { start, elements, seed } => {
                 let (start, elements) = (start.within(len), pattern::<T>(many(elements), seed));
@@ -167,7 +168,7 @@ impl<T: Pod + Send> Slot<T> {
                 Done::ok()
             }
         };
-        // Where it grew, the new elements hold anything; where it could not be undone, the length has fallen.
+        // Where it grew, the new elements hold anything; where a shrink could not be undone, the length has fallen.
         self.settle(len, op, done)
     }
 
@@ -176,7 +177,9 @@ impl<T: Pod + Send> Slot<T> {
         let Some(buffer) = &self.buffer else { return done };
         let (len, max_len) = (buffer.len(), buffer.max_len());
         let wanted = match (op, &done.error) {
-            (_, Some(Error::Rollback { .. } | Error::DeviceLost(_))) => len.min(was),
+            // To what is still mapped, where not even undoing a shrink succeeded; a growth never costs any.
+            (_, Some(Error::Rollback { .. })) if done.effect == Effect::Shrinks => was.min(buffer.capacity()),
+            (_, Some(Error::DeviceLost(_))) => len.min(was),
             (_, Some(_)) => was,
             (BufferOp::GrowTo(to) | BufferOp::GrowZeroed(to), None) => was.max(to.within(max_len)),
             (BufferOp::GrowBy(more), None) => was + more.within(max_len),
@@ -218,9 +221,17 @@ pub(crate) fn quiesce(env: &Env, how: How) -> Result<Quiesce<'_>, Error> {
     })
 }
 
-fn check_shrunk<T>(buffer: &GrowableBuffer<T>, was: &Seen, to: usize, shrunk: &Shrunk) {
+/// What a shrink says has left. Some of it may have waited for events before; what went while giving that up failed
+/// is not counted, since the shrink itself succeeds.
+pub(crate) fn check_left(env: &Env, shrunk: &Shrunk, committed: u64, waited: u64) {
+    let (left, less) = (shrunk.released.get() + shrunk.retiring.get(), committed - shrunk.committed.get());
+    assert!(left <= less + waited, "{less} less, {waited} waited: {shrunk:?}");
+    assert!(less <= left || !env.control.strikes().is_empty(), "{less} less: {shrunk:?}");
+}
+
+fn check_shrunk<T>(env: &Env, buffer: &GrowableBuffer<T>, was: &Seen, waited: u64, to: usize, shrunk: &Shrunk) {
     assert_eq!(shrunk.committed, buffer.committed(), "{shrunk:?}");
-    assert_eq!(shrunk.released.get(), was.committed - shrunk.committed.get(), "{shrunk:?}");
+    check_left(env, shrunk, was.committed, waited);
     let last = buffer.chunks().last().map(|chunk| chunk.address - was.address);
     assert!(last.is_none_or(|last| last < (to * size_of::<T>()) as u64), "a chunk above the end: {shrunk:?}");
 }

@@ -69,7 +69,7 @@ impl Card {
     }
 
     pub(crate) fn sim(&self) -> SimDriver {
-        let total = Bytes::new(GRANULE * if self.granules > 200 { 1 << 18 } else { 24 + u64::from(self.granules) });
+        let total = Bytes::new(GRANULE * if self.has_plenty() { 1 << 18 } else { 24 + u64::from(self.granules) });
         let limit = |n: u8| HELD + 64 + u64::from(n);
         let files = |soft: u8, hard: u8, as_out_of_memory| Personality::OpenFilePerChunk {
             held: HELD,
@@ -129,10 +129,29 @@ impl Card {
         }
     }
 
+    /// Whether a block may be too small for what was asked to fit at most.
+    pub(crate) fn has_capacity(&self) -> bool {
+        matches!(self.fallback, Fall::Capacity { .. })
+    }
+
+    /// Whether buffers are asked for with room for nothing.
+    pub(crate) fn has_no_capacity(&self) -> bool {
+        self.fallback() == Fallback::Capacity(Bytes::ZERO)
+    }
+
     /// Whether the check, if nothing strikes it, must find that virtual memory is off.
     pub(crate) fn is_broken(&self) -> bool {
         use Runtime::{MapsNothing, NoSupport, ReserveReturnsNull, StaleAfterMap, Vgpu};
         matches!(self.runtime, StaleAfterMap | MapsNothing { .. } | ReserveReturnsNull | Vgpu | NoSupport)
+    }
+
+    /// Whether memory or open files may run out by themselves.
+    pub(crate) fn runs_short(&self) -> bool {
+        !self.has_plenty() || self.limits_files()
+    }
+
+    fn has_plenty(&self) -> bool {
+        self.granules > 200
     }
 
     pub(crate) fn limits_files(&self) -> bool {

@@ -51,6 +51,26 @@ pub(crate) enum Op {
     Lose([bool; 4]),
 }
 
+impl Op {
+    /// Whether it may leave memory waiting for an event.
+    pub(crate) fn defers(&self) -> bool {
+        matches!(
+            self,
+            Self::Buffer(_, BufferOp::ShrinkTo(_, How::Deferred)) | Self::Set(SetOp::ShrinkTo(_, How::Deferred))
+        )
+    }
+
+    /// Whether it may change the buffer at that place: A, B, and the two of the set.
+    pub(crate) fn touches(&self, place: usize) -> bool {
+        match self {
+            Self::Buffer(Which::A, _) => place == 0,
+            Self::Buffer(Which::B, _) => place == 1,
+            Self::Set(_) => place >= 2,
+            Self::Pool(_) | Self::Others(_) | Self::Finish | Self::Lose(_) => false,
+        }
+    }
+}
+
 #[derive(Arbitrary, Clone, Debug)]
 pub(crate) enum BufferOp {
     /// Closes it if there is one, and builds it if there is none.

@@ -2,10 +2,10 @@
 
 use growspan::{BufferSet, Error, GrowableBuffer, Member};
 
-use crate::buffer::quiesce;
+use crate::buffer::{check_left, quiesce};
 use crate::case::SetOp;
 use crate::model::{Model, Seen};
-use crate::world::{Done, Env, Leeway, seen};
+use crate::world::{Done, Effect, Env, seen};
 
 const ROWS: usize = 6000;
 /// Elements per row of both members.
@@ -39,7 +39,7 @@ impl SetSlot {
                 self.members = Some((self.set.add(wide, WIDE)?, self.set.add(narrow, NARROW)?));
                 Ok(())
             }),
-            true,
+            !env.card.has_no_capacity(),
         )
     }
 
@@ -81,12 +81,12 @@ impl SetSlot {
             SetOp::GrowTo(to) => {
                 let to = to.within(most);
                 wanted = rows.max(to);
-                Done::of(self.set.grow_to(to), to <= most).or(Leeway::UndoFails)
+                Done::of(self.set.grow_to(to), to <= most).which(Effect::Grows)
             }
             SetOp::GrowBy(more) => {
                 let more = more.within(most);
                 wanted = rows.saturating_add(more);
-                Done::of(self.set.grow_by(more), wanted <= most).or(Leeway::UndoFails)
+                Done::of(self.set.grow_by(more), wanted <= most).which(Effect::Grows)
             }
             SetOp::Truncate(to) => {
                 wanted = rows.min(to.within(most));
@@ -95,7 +95,7 @@ impl SetSlot {
             }
             SetOp::ShrinkTo(to, how) => {
                 let to = to.within(rows);
-                let before = self.set.committed().get();
+                let (before, waited) = (self.set.committed().get(), env.device.snapshot().bytes_retiring.get());
                 let quiesce = match quiesce(env, how) {
                     Ok(quiesce) => quiesce,
                     Err(error) => return Done::of(Err::<(), Error>(error), true),
@@ -103,12 +103,12 @@ impl SetSlot {
                 let result = self.set.shrink_to(to, &quiesce);
                 if let Ok(shrunk) = &result {
                     assert_eq!(shrunk.committed, self.set.committed(), "{shrunk:?}");
-                    assert_eq!(shrunk.released.get(), before - shrunk.committed.get(), "{shrunk:?}");
+                    check_left(env, shrunk, before, waited);
                 }
                 // Lengths fall in any case, and what could not be given up stays.
                 wanted = if to <= rows { to } else { rows };
-                let leeway = if to <= rows { Leeway::Falls } else { Leeway::Nothing };
-                let done = Done::of(result, to <= rows).or(leeway);
+                let effect = if to <= rows { Effect::Empties } else { Effect::Nothing };
+                let done = Done::of(result, to <= rows).which(effect);
                 self.follow(wanted, &done);
                 return done;
             }

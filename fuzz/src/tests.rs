@@ -26,3 +26,14 @@ fn an_exact_shrink_that_cannot_be_undone_keeps_what_is_below() {
         Step { fault: Some(second_and_third_map), op: Op::Buffer(Which::A, shrink) },
     ]);
 }
+
+/// A growth that fails gives chunks from the pool back to the pool, and not to the driver.
+#[test]
+fn a_growth_that_fails_leaves_the_pool_as_it_was() {
+    let set_access = Fault { when: When::Nth(0), of: Of::One(2), kind: Kind::Usual };
+    run(vec![
+        buffer(BufferOp::Append { elements: 255, seed: 7 }),
+        buffer(BufferOp::ShrinkTo(Place(0, 0), How::Device)),
+        Step { fault: Some(set_access), op: Op::Buffer(Which::A, BufferOp::GrowTo(Place(24, 0))) },
+    ]);
+}

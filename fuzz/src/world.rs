@@ -20,6 +20,7 @@ pub(crate) struct Env {
     pub(crate) device: Device,
     pub(crate) stream: RawStream,
     pub(crate) event: Event,
+    pub(crate) control: FaultControl,
 }
 
 /// How an operation ended.
@@ -27,45 +28,47 @@ pub(crate) struct Done {
     pub(crate) error: Option<Error>,
     /// What was asked for is possible at all.
     pub(crate) valid: bool,
-    pub(crate) leeway: Leeway,
+    pub(crate) effect: Effect,
 }
 
-/// What a failure may leave other than it was.
+/// What an operation does to the memory of buffers, and with that what may be left where its undoing fails too.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leeway {
+pub(crate) enum Effect {
+    /// Nothing that would have to be undone.
     Nothing,
-    /// More committed, if what undoes a growth was struck too.
-    UndoFails,
-    /// More committed, and with it another address: the documentation names only the length.
-    Keeps,
-    /// Shorter and smaller buffers.
-    Falls,
+    /// More committed, and the same length.
+    Grows,
+    /// Less committed, and a length that has fallen to it.
+    Shrinks,
+    /// The same, and lengths fall in any case, whatever could be given up.
+    Empties,
 }
 
 impl Done {
     pub(crate) fn ok() -> Self {
-        Self { error: None, valid: true, leeway: Leeway::Nothing }
+        Self { error: None, valid: true, effect: Effect::Nothing }
     }
 
     pub(crate) fn of<T>(result: Result<T, Error>, valid: bool) -> Self {
-        Self { error: result.err(), valid, leeway: Leeway::Nothing }
+        Self { error: result.err(), valid, effect: Effect::Nothing }
     }
 
-    pub(crate) fn or(mut self, leeway: Leeway) -> Self {
-        self.leeway = leeway;
+    pub(crate) fn which(mut self, effect: Effect) -> Self {
+        self.effect = effect;
         self
     }
 }
 
 pub(crate) struct World {
     env: Env,
-    control: FaultControl,
     a: Slot<u32>,
     b: Slot<[u8; 3]>,
     set: SetSlot,
     loose: Vec<Chunk>,
     /// A fault struck what gives memory back or waits, so that something may be stranded.
     spoiled: bool,
+    /// Memory may wait for an event.
+    deferred: bool,
     /// The device was lost, or the crate was told so: nothing can be given back.
     lost: bool,
 }
@@ -103,14 +106,15 @@ impl World {
         if figures.handles > 0 || figures.spans > 0 || figures.mappings > 0 {
             return None;
         }
-        let env = Env { card: card.clone(), stream: sim.stream(), event: device.event().unwrap(), sim, device };
+        let env =
+            Env { card: card.clone(), stream: sim.stream(), event: device.event().unwrap(), sim, device, control };
         let mut world = Self {
             a: Slot::new(40 * usize::try_from(GRANULE).unwrap() / 4),
             b: Slot::new(14 * usize::try_from(GRANULE).unwrap() / 3 + 1),
             set: SetSlot::new(),
             loose: Vec::new(),
-            control,
             spoiled: false,
+            deferred: false,
             lost: false,
             env,
         };
@@ -124,10 +128,11 @@ impl World {
 
     pub(crate) fn step(&mut self, number: usize, step: &Step) {
         let before = self.before();
-        arm(&self.control, step.fault.as_ref());
+        arm(&self.env.control, step.fault.as_ref());
+        self.deferred |= step.op.defers();
         let done = self.apply(&step.op);
-        self.control.disarm();
-        let strikes = self.control.strikes();
+        self.env.control.disarm();
+        let strikes = self.env.control.strikes();
         self.spoiled |= strikes.iter().any(spoils);
         let context = Context { number, step, done: &done, strikes: &strikes };
         // A panic shows where it came from.
@@ -136,7 +141,7 @@ impl World {
         if !self.lost {
             self.judge(&done, &strikes);
         }
-        self.check(&before, Some(&done), &strikes);
+        self.check(&before, Some((&step.op, &done)), &strikes);
         std::mem::forget(guard);
     }
 
@@ -167,11 +172,15 @@ impl World {
         let pool = self.env.device.pool();
         let bytes = |granules: u8| growspan::Bytes::new(GRANULE * u64::from(granules % 24));
         match *op {
-            // Chunks are for spans.
-            PoolOp::Take { .. } if self.env.device.verdict().mode() == Mode::Contiguous => Done::ok(),
             PoolOp::Take { granules } => {
-                let result = pool.take(bytes(granules)).map(|chunk| self.loose.push(chunk));
-                Done::of(result, !bytes(granules).is_zero())
+                // Now and then a byte more than any device maps.
+                let asked = growspan::Bytes::new(bytes(granules).get() + u64::from(granules >= 240));
+                let verdict = self.env.device.verdict();
+                let fits = !asked.is_zero() && asked.get().is_multiple_of(verdict.granularity().get());
+                let valid = verdict.mode() == Mode::Virtual && fits && asked <= verdict.quirks().max_chunk;
+                let chunk = self.env.device.chunk(asked);
+                assert!(chunk.as_ref().map_or(true, |chunk| chunk.bytes() == asked), "{chunk:?}");
+                Done::of(chunk.map(|chunk| self.loose.push(chunk)), valid)
             }
             PoolOp::Put => {
                 self.loose.pop().into_iter().for_each(|chunk| pool.put(chunk));
@@ -196,11 +205,7 @@ impl World {
     }
 
     fn before(&self) -> Before {
-        Before {
-            seen: self.seen(),
-            snapshot: Some(self.env.device.snapshot()),
-            trimmable: self.env.device.pool().kept().get(),
-        }
+        Before { seen: self.seen(), snapshot: Some(self.env.device.snapshot()) }
     }
 
     /// Whether the operation was allowed to end so.
@@ -210,18 +215,20 @@ impl World {
             return;
         };
         assert!(!error.to_string().is_empty());
-        if !strikes.is_empty() {
-            return;
-        }
         let card = &self.env.card;
         let fair = match error {
             Error::BeyondMax { .. } | Error::ShrinkAboveLen { .. } | Error::OutOfBounds { .. } => !done.valid,
-            Error::Overflow { .. } | Error::ChunkSize { .. } => !done.valid,
+            Error::Overflow { .. } | Error::ChunkSize { .. } | Error::ZeroLength { .. } => !done.valid,
+            Error::FallbackFull { .. } => card.has_capacity() && self.env.device.verdict().mode() == Mode::Contiguous,
+            Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
+            // Something may run out by itself; that undoing it fails takes a strike.
+            Error::Rollback { .. } if done.effect == Effect::Grows => strikes.iter().any(spoils),
+            Error::Rollback { .. } => done.effect != Effect::Nothing && !strikes.is_empty(),
+            _ if !strikes.is_empty() => true,
             Error::OutOfMemory(_) => true,
             Error::OutOfFiles(_) => card.limits_files(),
             Error::OutOfMaps(_) => card.limits_maps(),
             Error::Reserve { .. } => card.limits_spans(),
-            Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
             Error::Blocked { .. } => self.spoiled,
             _ => false,
         };
@@ -234,10 +241,10 @@ impl World {
     }
 
     /// Everything that must be true between steps.
-    fn check(&self, before: &Before, done: Option<&Done>, strikes: &[Strike]) {
+    fn check(&self, before: &Before, step: Option<(&Op, &Done)>, strikes: &[Strike]) {
         let env = &self.env;
         assert_eq!(env.sim.violations(), [], "against the driver's rules");
-        let error = done.and_then(|done| done.error.as_ref());
+        let error = step.and_then(|(_, done)| done.error.as_ref());
         if self.lost {
             // Nothing can be known of the device any more; lengths may have fallen.
             return;
@@ -245,29 +252,24 @@ impl World {
         self.a.check();
         self.b.check();
         self.set.check();
-        let undo_struck = strikes.iter().any(|strike| matches!(strike.call, Call::Unmap | Call::Free));
         let seen = self.seen();
-        for (was, is) in before.seen.iter().zip(&seen) {
+        for (place, (was, is)) in before.seen.iter().zip(&seen).enumerate() {
             let (Some(was), Some(is)) = (was, is) else { continue };
             if was.mode == Mode::Virtual || was.moves == is.moves && was.address != 0 {
                 assert_eq!(was.address, is.address, "the address moved");
             }
-            let (Some(error), Some(done)) = (error, done) else { continue };
-            match done.leeway {
-                _ if matches!(error, Error::Rollback { .. }) => assert!(is.len <= was.len, "{was:?} {is:?}"),
-                Leeway::Falls => assert!(is.len <= was.len && is.committed <= was.committed, "{was:?} {is:?}"),
-                Leeway::UndoFails if !undo_struck => assert_eq!(was, is, "it failed, and changed a buffer"),
-                Leeway::UndoFails | Leeway::Keeps => {
-                    assert!(is.len == was.len && is.committed >= was.committed, "{was:?} {is:?}");
-                }
-                Leeway::Nothing => assert_eq!(was, is, "it failed, and changed a buffer"),
+            let Some((op, done)) = step else { continue };
+            if !op.touches(place) {
+                assert_eq!(was, is, "buffer {place} changed, of which nothing was asked");
+            } else if let Some(error) = &done.error {
+                check_failed(was, is, error, done.effect);
             }
         }
         self.check_accounts(&seen);
-        if let (Some(was), Some(error)) = (&before.snapshot, error) {
-            let exact = done.is_some_and(|done| matches!(done.leeway, Leeway::Nothing | Leeway::UndoFails));
-            if exact && !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. }) {
-                self.check_failure(was, before, error, strikes);
+        if let (Some(was), Some((_, done)), Some(error)) = (&before.snapshot, step, error) {
+            let undone = !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. });
+            if undone && done.effect != Effect::Empties {
+                self.check_failure(was, error, strikes);
             }
         }
     }
@@ -281,7 +283,6 @@ impl World {
         assert_eq!(snapshot.bytes_pooled, self.env.device.pool().kept(), "pooled");
         let loose: u64 = self.loose.iter().map(|chunk| chunk.bytes().get()).sum();
         assert_eq!(snapshot.bytes_in_hand.get(), loose, "in hand");
-        assert_eq!(snapshot.bytes_retiring.get(), 0, "retiring");
         assert_eq!(snapshot.bytes_held().get(), figures.chunks.get() + figures.allocated.get(), "held: {snapshot}");
         assert_eq!(snapshot.chunks, figures.handles, "handles: {snapshot}");
         if let Some(files) = snapshot.open_files {
@@ -291,6 +292,9 @@ impl World {
             assert_eq!((entries.ours, entries.others), (figures.map_entries - HELD, HELD), "map entries");
         }
         if !self.spoiled {
+            let retiring = snapshot.bytes_retiring.get();
+            assert!(self.deferred || retiring == 0, "retiring: {snapshot}");
+            assert_eq!(snapshot.bytes_mapped.get() + retiring, figures.mapped.get(), "mapped: {snapshot}");
             assert!(snapshot.bytes_stranded.is_zero(), "stranded: {snapshot}");
             let reserved: u64 = seen.iter().flatten().filter(|s| s.mode == Mode::Virtual).map(|s| s.reserved).sum();
             assert_eq!(snapshot.bytes_reserved.get(), reserved, "reserved: {snapshot}");
@@ -299,26 +303,24 @@ impl World {
     }
 
     /// A failed operation has changed nothing on the device.
-    fn check_failure(&self, was: &Snapshot, before: &Before, error: &Error, strikes: &[Strike]) {
+    fn check_failure(&self, was: &Snapshot, error: &Error, strikes: &[Strike]) {
         let is = self.env.device.snapshot();
         let fixed = |it: &Snapshot| {
             let Snapshot { bytes_reserved, bytes_mapped, bytes_in_hand, bytes_contiguous, bytes_stranded, .. } = *it;
             [bytes_reserved, bytes_mapped, bytes_in_hand, bytes_contiguous, bytes_stranded]
         };
         assert_eq!(fixed(was), fixed(&is), "it failed, and changed the accounts");
-        let pooled = is.bytes_pooled.get();
-        match error {
-            // The pool is given up before a shortage is believed.
-            Error::OutOfMemory(_) | Error::OutOfFiles(_) => assert!(pooled <= before.trimmable, "pooled: {is}"),
-            _ => {
-                assert!(pooled == before.trimmable || pooled < before.trimmable && !strikes.is_empty(), "pooled: {is}")
-            }
-        }
+        // The pool is given up before a shortage of memory or files is believed.
+        let short = self.env.card.runs_short() || strikes.iter().any(|strike| strike.call == Call::Create);
+        // What waited may go to the pool meanwhile, and on to the driver if that is full.
+        let kept = |it: &Snapshot| it.bytes_pooled.get() + it.bytes_retiring.get();
+        let may_fall = short || !was.bytes_retiring.is_zero();
+        assert!(kept(&is) == kept(was) || may_fall && kept(&is) < kept(was), "it failed with {error}, pooled: {is}");
     }
 
     /// Drops everything and looks at what is left.
     pub(crate) fn end(mut self, ending: &Ending) {
-        arm(&self.control, ending.fault.as_ref());
+        arm(&self.env.control, ending.fault.as_ref());
         let mut order = [0_u8, 1, 2, 3];
         order.rotate_left(usize::from(ending.order % 4));
         if ending.order & 4 != 0 {
@@ -332,9 +334,11 @@ impl World {
                 _ => self.loose.clear(),
             }
         }
-        self.control.disarm();
-        self.spoiled |= self.control.strikes().iter().any(spoils);
+        self.env.control.disarm();
+        self.spoiled |= self.env.control.strikes().iter().any(spoils);
         self.lost |= self.env.device.memory().is_err();
+        // What could not be waited for while buffers were dropped goes now.
+        self.env.device.drain();
         self.env.device.pool().trim(growspan::Bytes::ZERO);
         let snapshot = self.env.device.snapshot();
         let Env { sim, device, event, .. } = self.env;
@@ -343,7 +347,9 @@ impl World {
         sim.finish_all();
         assert_eq!(sim.violations(), [], "after the end: {ending:?}");
         let held = snapshot.bytes_held();
-        assert_eq!(held, snapshot.bytes_stranded, "at the end: {snapshot}, {ending:?}");
+        // Of a lost device, what had lost its buffer before goes on waiting: nothing that gives it up asks such a device.
+        let kept = snapshot.bytes_stranded.get() + if self.lost { snapshot.bytes_retiring.get() } else { 0 };
+        assert_eq!(held.get(), kept, "at the end: {snapshot}, {ending:?}");
         if self.lost {
             return;
         }
@@ -355,11 +361,27 @@ impl World {
     }
 }
 
+/// What an operation that failed left of a buffer it was about.
+fn check_failed(was: &Seen, is: &Seen, error: &Error, effect: Effect) {
+    if matches!(error, Error::Rollback { .. }) {
+        assert_eq!((was.address, was.moves), (is.address, is.moves), "{was:?} {is:?}");
+    }
+    match (effect, error) {
+        (Effect::Grows, Error::Rollback { .. }) => {
+            assert!(is.len == was.len && is.committed >= was.committed, "{was:?} {is:?}");
+        }
+        (Effect::Shrinks, Error::Rollback { .. }) => {
+            assert!(is.len == was.len.min(is.capacity) && is.committed <= was.committed, "{was:?} {is:?}");
+        }
+        (Effect::Empties, _) => assert!(is.len <= was.len && is.committed <= was.committed, "{was:?} {is:?}"),
+        _ => assert_eq!(was, is, "it failed, and changed a buffer"),
+    }
+}
+
 #[derive(Default)]
 struct Before {
     seen: Vec<Option<Seen>>,
     snapshot: Option<Snapshot>,
-    trimmable: u64,
 }
 
 fn arm(control: &FaultControl, fault: Option<&Fault>) {
