@@ -27,7 +27,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use growspan::DeviceOptions;
+use growspan::{Bytes, DeviceOptions};
 
 use args::Args;
 use engine::Engine;
@@ -39,6 +39,12 @@ fn main() -> ExitCode {
     match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
+        // Whoever reads has read enough.
+        Err(error)
+            if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) =>
+        {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             let _ = writeln!(io::stderr(), "kv_cache: {error}");
             ExitCode::from(2)
@@ -58,7 +64,11 @@ fn run() -> Result<bool, Box<dyn Error>> {
         None => Traffic::built_in(),
     };
     let requests = traffic.at_most(args.requests);
-    let device = DeviceOptions::new().contiguous(args.contiguous).sizing(args.policy.sizing()).named(&args.device)?;
+    // What an engine gives its cache: here a quarter of what preallocation would take. The check makes sure that the
+    // open files suffice for that, where chunks keep them.
+    let budget = Bytes::new(preallocation.get() / 4);
+    let options = DeviceOptions::new().contiguous(args.contiguous).sizing(args.policy.sizing());
+    let device = options.arena(budget).buffers(args.slots.into()).named(&args.device)?;
 
     // The verdict is decided at its first use. Asked for here, its check does not count as work of the engine.
     let mode = device.verdict().mode();
