@@ -126,6 +126,7 @@ pub(crate) fn lose_the_context() {
     let mut other = GrowableBuffer::<u8>::builder(&device).max_len(1 << 30).build().unwrap();
     other.grow_to(100 << 20).unwrap();
     let (mut buffer, stream, done) = busy(&device);
+    event.as_ref().unwrap().record(stream.for_growspan()).unwrap();
     // SAFETY: not so, which is the point. What is harmed is this process's context on the card.
     let shrunk = buffer.shrink_to(0, unsafe { Quiesce::already_idle() });
     println!("shrinking under the kernel: {shrunk:?}");
