@@ -191,9 +191,22 @@ impl Card {
         pools.push(pool);
     }
 
+    /// Tries what takes memory or open files; when they run out, gives back what nobody uses and tries once more.
+    pub(crate) fn with_room<T>(&self, mut take: impl FnMut() -> Result<T>) -> Result<T> {
+        match take() {
+            Err(error @ (Error::OutOfMemory(_) | Error::OutOfFiles(_))) => {
+                // Also where that gave nothing: another thread may have made the room.
+                let made = Bytes::new(self.make_room());
+                tracing::debug!(device = %self.id(), %error, %made, "trying once more");
+                take()
+            }
+            result => result,
+        }
+    }
+
     /// Gives back all that nobody uses: what waited for events that have passed, what lost its buffer, and what pools
     /// keep. Returns how much.
-    pub(crate) fn make_room(&self) -> u64 {
+    fn make_room(&self) -> u64 {
         let drained = self.drain();
         let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
         drained + pools.iter().map(|pool| pool.give_way()).sum::<u64>()

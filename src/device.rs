@@ -190,12 +190,7 @@ impl Device {
     /// One chunk with these properties through its whole life. A card that is full says nothing against them.
     fn try_props(&self, props: ChunkProps, granularity: Bytes) -> Result<()> {
         let card = &self.inner.card;
-        let create = || Chunk::create(card, granularity.get(), props).map_err(|(error, _)| error);
-        let chunk = match create() {
-            Err(Error::OutOfMemory(_)) if card.make_room() > 0 => create(),
-            result => result,
-        };
-        let chunk = match chunk {
+        let chunk = match Chunk::create(card, granularity.get(), props) {
             Err(Error::OutOfMemory(figures)) if figures.free < granularity => return Ok(()),
             chunk => chunk?,
         };

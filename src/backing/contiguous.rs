@@ -97,11 +97,7 @@ impl FallbackContiguous {
         let overflow = Error::Overflow { what: "a block", count: bytes, size: 1 };
         let all = bytes.checked_add(slack).ok_or(overflow)?;
         let gate = self.card.gate();
-        let try_once = || gate.allocate(all).map_err(|error| self.card.explain(all, error));
-        let raw = match try_once() {
-            Err(Error::OutOfMemory(_)) if self.card.make_room() > 0 => try_once()?,
-            result => result?,
-        };
+        let raw = self.card.with_room(|| gate.allocate(all).map_err(|error| self.card.explain(all, error)))?;
         let accounts = self.card.accounts();
         accounts.contiguous.add(all);
         accounts.mark_peak();

@@ -67,6 +67,19 @@ impl Call {
         Self::StreamIsCapturing,
     ];
 
+    /// The calls that change memory: spans, handles, mappings, access and blocks.
+    pub const MEMORY: [Self; 9] = [
+        Self::Reserve,
+        Self::FreeSpan,
+        Self::Create,
+        Self::Release,
+        Self::Map,
+        Self::SetAccess,
+        Self::Unmap,
+        Self::Allocate,
+        Self::Free,
+    ];
+
     /// The word as messages write it: `set access`.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -45,19 +45,6 @@ use super::{
     ProcessLimits, RawEvent, RawHandle, RawStream,
 };
 
-/// The calls that change memory: spans, handles, mappings, access and blocks.
-pub(crate) const MEMORY_CALLS: [Call; 9] = [
-    Call::Reserve,
-    Call::FreeSpan,
-    Call::Create,
-    Call::Release,
-    Call::Map,
-    Call::SetAccess,
-    Call::Unmap,
-    Call::Allocate,
-    Call::Free,
-];
-
 /// Which of the calls that count are struck. Calls are numbered from 1 since the plan was armed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Strikes {
@@ -128,7 +115,7 @@ impl FaultPlan {
 
     /// Only calls that change memory count: spans, handles, mappings, access and blocks.
     pub fn of_memory(mut self) -> Self {
-        self.among.get_or_insert_default().extend(MEMORY_CALLS);
+        self.among.get_or_insert_default().extend(Call::MEMORY);
         self
     }
 

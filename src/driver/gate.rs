@@ -55,11 +55,7 @@ impl Gate {
     /// How many calls were made that change memory: spans, handles, mappings, access and blocks.
     #[must_use]
     pub fn memory_calls(&self) -> u64 {
-        use Call::{Allocate, Create, Free, FreeSpan, Map, Release, Reserve, SetAccess, Unmap};
-        [Reserve, FreeSpan, Create, Release, Map, SetAccess, Unmap, Allocate, Free]
-            .into_iter()
-            .map(|call| self.count(call))
-            .sum()
+        Call::MEMORY.into_iter().map(|call| self.count(call)).sum()
     }
 
     /// Whether this is a child forked from the process that opened the driver.

@@ -23,13 +23,14 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Creates a chunk of `bytes` (not zero, a multiple of the granularity).
-    ///
-    /// # Errors
-    /// With `true` where giving up pooled chunks may help: out of memory, of files.
-    pub(crate) fn create(card: &Arc<Card>, bytes: u64, props: ChunkProps) -> Result<Self, (Error, bool)> {
+    /// Creates a chunk of `bytes` (not zero, a multiple of the granularity). When memory or open files run out, what nobody uses is given back and it is tried once more.
+    pub(crate) fn create(card: &Arc<Card>, bytes: u64, props: ChunkProps) -> Result<Self> {
+        card.with_room(|| Self::create_once(card, bytes, props))
+    }
+
+    fn create_once(card: &Arc<Card>, bytes: u64, props: ChunkProps) -> Result<Self> {
         let files = u64::from(card.gate().info().open_files_per_chunk);
-        card.files().acquire(files).map_err(|shortage| (Error::OutOfFiles(shortage), true))?;
+        card.files().acquire(files).map_err(Error::OutOfFiles)?;
         match card.gate().create(bytes, props) {
             Ok(handle) => {
                 let accounts = card.accounts();
@@ -39,9 +40,7 @@ impl Chunk {
             }
             Err(error) => {
                 card.files().release(files);
-                let error = card.explain(bytes, error);
-                let trim = matches!(error, Error::OutOfMemory(_) | Error::OutOfFiles(_));
-                Err((error, trim))
+                Err(card.explain(bytes, error))
             }
         }
     }

@@ -193,17 +193,8 @@ impl ChunkPool {
         if let Some(chunk) = self.inner.remove(bytes) {
             return Ok(Taken { chunk, fresh: false });
         }
-        match Chunk::create(&self.inner.card, bytes, self.inner.props) {
-            Ok(chunk) => Ok(Taken { chunk, fresh: true }),
-            Err((error, true)) => {
-                // Also where that gave nothing: another thread may have made the room.
-                let made = Bytes::new(self.inner.card.make_room());
-                tracing::debug!(device = %self.inner.card.id(), %error, %made, "trying once more");
-                let chunk = Chunk::create(&self.inner.card, bytes, self.inner.props).map_err(|(error, _)| error)?;
-                Ok(Taken { chunk, fresh: true })
-            }
-            Err((error, false)) => Err(error),
-        }
+        let chunk = Chunk::create(&self.inner.card, bytes, self.inner.props)?;
+        Ok(Taken { chunk, fresh: true })
     }
 }
 

@@ -13,7 +13,6 @@ use super::options::SimOptions;
 use super::personality::Habits;
 use super::space::Space;
 use super::streams::Streams;
-use crate::driver::fault::MEMORY_CALLS;
 
 /// Why a call does not succeed.
 pub(super) enum Stop {
@@ -156,7 +155,7 @@ impl State {
         if self.habits.no_support && virtual_memory.contains(&call) {
             return Err(Stop::Fails(DriverErrorKind::Missing, None, "the library has no such symbol".into()));
         }
-        if MEMORY_CALLS.contains(&call) && self.streams.any_capturing() {
+        if Call::MEMORY.contains(&call) && self.streams.any_capturing() {
             return broken(ViolationKind::DuringCapture, "a stream is capturing".into());
         }
         if self.let_go && self.habits.hangs_in.contains(&call) {
