@@ -138,6 +138,21 @@ fn contiguous_memory_is_all_taken_at_the_start_and_says_why() {
     assert_eq!(number(&all, "peak_committed_bytes"), number(&all, "contiguous_bytes"));
 }
 
+/// A card that says it has virtual memory and has not: the same job in one block a slot.
+#[cfg(feature = "sim")]
+#[test]
+fn the_job_runs_on_under_a_vgpu_profile() {
+    let virtually = json(&kv_cache(&["--json", "--device", "sim"]));
+    assert_eq!(virtually["mode"], "virtual");
+    let all = json(&kv_cache(&["--json", "--device", "sim:vgpu"]));
+    assert_eq!(all["mode"], "contiguous");
+    assert!(all["reason"].as_str().unwrap().contains("not supported"), "{all}");
+    for field in ["requests", "tokens", "verified_bytes", "mismatches", "address_moves"] {
+        assert_eq!(all[field], virtually[field], "{field}");
+    }
+    assert_eq!((number(&all, "mismatches"), number(&all, "address_moves")), (0, 0));
+}
+
 #[test]
 fn more_contiguous_memory_than_there_is_is_an_error_with_figures() {
     let output = kv_cache(&["--contiguous", "--max-context=1000000000", "--bytes-per-token=1MiB"]);

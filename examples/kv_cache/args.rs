@@ -13,7 +13,8 @@ The KV cache of an LLM engine under real traffic, every byte checked.
 
 Usage: kv_cache [OPTIONS]
 
-  --device NAME           auto, host, cuda:N or hip:N [auto]
+  --device NAME           auto, host, cuda:N, cuda:GPU-UUID or hip:N [auto]; built with the feature sim also sim, a
+                          simulated card, and sim:vgpu, one without virtual memory
   --bytes-per-token SIZE  keys and values of one token [8KiB: Llama 3.2 1B with a 4-bit cache]
   --slots N               requests served at a time [32]
   --max-context N         tokens a slot can hold [16384]; a prompt that leaves no room for an answer is refused,

@@ -27,7 +27,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use growspan::{Bytes, DeviceOptions};
+use growspan::{Bytes, Device, DeviceOptions};
 
 use args::Args;
 use engine::Engine;
@@ -52,6 +52,21 @@ fn main() -> ExitCode {
     }
 }
 
+/// The device of that name, a simulated one too where it is built in.
+fn open(options: DeviceOptions, name: &str) -> growspan::Result<Device> {
+    #[cfg(feature = "sim")]
+    if let Some(personality) = name.strip_prefix("sim") {
+        use growspan::driver::sim::{Personality, SimDriver};
+        let card = SimDriver::builder();
+        match personality {
+            "" => return options.open(card.build().driver()),
+            ":vgpu" => return options.open(card.personality(Personality::VgpuNotSupported).build().driver()),
+            _ => {}
+        }
+    }
+    options.named(name)
+}
+
 /// Whether all bytes were right.
 fn run() -> Result<bool, Box<dyn Error>> {
     let Some(args) = Args::read(std::env::args_os().skip(1))? else {
@@ -68,7 +83,7 @@ fn run() -> Result<bool, Box<dyn Error>> {
     // open files suffice for that, where chunks keep them.
     let budget = Bytes::new(preallocation.get() / 4);
     let options = DeviceOptions::new().contiguous(args.contiguous).sizing(args.policy.sizing());
-    let device = options.arena(budget).buffers(args.slots.into()).named(&args.device)?;
+    let device = open(options.arena(budget).buffers(args.slots.into()), &args.device)?;
 
     // The verdict is decided at its first use. Asked for here, its check does not count as work of the engine.
     let mode = device.verdict().mode();
