@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use growspan::driver::{ChunkProps, Shareable};
 use growspan::{BufferSet, Bytes, Device, DeviceOptions, GrowableBuffer, Mode, Quiesce};
 
 use crate::GRANULE;
@@ -33,6 +34,34 @@ pub(crate) fn the_card_gets_virtual_memory() {
     assert_eq!(device.verdict().mode(), Mode::Virtual, "{:?}", device.verdict().reason());
     assert_eq!(device.verdict().granularity(), Bytes::mib(2));
     println!("{}", device.snapshot());
+}
+
+/// Each property is tried with a chunk of its own; what works is kept, what does not is left out with its reason.
+pub(crate) fn properties_are_tried_one_by_one() {
+    let _ = gpu();
+    let device = DeviceOptions::new().cuda(0).unwrap();
+    for wanted in [
+        ChunkProps::PLAIN.with_rdma(true),
+        ChunkProps::PLAIN.with_shareable(Shareable::PosixFd),
+        ChunkProps::PLAIN.with_shareable(Shareable::Fabric),
+        ChunkProps::PLAIN.with_rdma(true).with_shareable(Shareable::PosixFd),
+        ChunkProps::PLAIN.with_rdma(true).with_shareable(Shareable::Fabric),
+    ] {
+        let pool = device.new_pool(wanted, Bytes::ZERO);
+        println!("{wanted:?}: {:?}, left out {:?}", pool.props(), pool.left_out());
+        assert!(pool.left_out().iter().all(|(_, why)| !why.is_empty()));
+        let lost =
+            usize::from(wanted.rdma && !pool.props().rdma) + usize::from(wanted.shareable != pool.props().shareable);
+        assert_eq!(pool.left_out().len(), lost);
+        // Whatever is left is good memory.
+        let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).pool(&pool).build().unwrap();
+        buffer.append(&[7; 3 * MIB]).unwrap();
+        let mut last = [0];
+        buffer.copy_out(3 * MIB - 1, &mut last).unwrap();
+        assert_eq!(last, [7]);
+        buffer.close().unwrap();
+    }
+    assert_eq!(device.snapshot().bytes_held(), Bytes::ZERO);
 }
 
 pub(crate) fn a_thousand_cycles_give_everything_back() {

@@ -103,6 +103,7 @@ mod card {
     on_the_card! {
         growth {
             the_card_gets_virtual_memory,
+            properties_are_tried_one_by_one,
             a_thousand_cycles_give_everything_back,
             kernels_write_and_read_across_chunks_while_a_buffer_grows,
             eight_caches_grow_by_small_steps_under_a_stream,
