@@ -125,3 +125,32 @@ pub(crate) fn shrinking_behind_a_capturing_stream_is_an_error_and_no_harm() {
         assert_eq!(device.snapshot().bytes_held(), Bytes::ZERO);
     }
 }
+
+/// Waiting for the device, as a drop does, breaks a capture; the memory is kept until that can be done, and no longer.
+pub(crate) fn what_is_dropped_during_a_capture_goes_after_it() {
+    let _ = gpu();
+    let device = DeviceOptions::new().pool_keep(Bytes::ZERO).cuda(0).unwrap();
+    for contiguous in [false, true] {
+        let device = match contiguous {
+            true => DeviceOptions::new().contiguous(true).cuda(0).unwrap(),
+            false => device.clone(),
+        };
+        for mode in [CaptureMode::Relaxed, CaptureMode::ThreadLocal, CaptureMode::Global] {
+            let mut buffer = GrowableBuffer::<u32>::builder(&device).max_len(1 << 25).build().unwrap();
+            buffer.grow_to(WORDS).unwrap();
+            let stream = Stream::new();
+            stream.begin_capture(mode);
+            record(&stream, buffer.device_ptr());
+            let closed = buffer.close();
+            let kept = device.snapshot();
+            println!("{mode:?}, contiguous: {contiguous}: closing: {closed:?}; {kept}");
+            let ended = stream.end_capture();
+            println!("  the capture's end: {:?}", ended.as_ref().map(drop));
+            drop(ended);
+            assert_eq!(kept.bytes_stranded, Bytes::ZERO);
+            assert_eq!(closed.is_err(), !kept.bytes_retiring.is_zero(), "{closed:?}");
+            device.synchronize().unwrap();
+            assert_eq!(device.snapshot().bytes_held(), Bytes::ZERO, "{}", device.snapshot());
+        }
+    }
+}

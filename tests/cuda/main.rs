@@ -119,6 +119,7 @@ mod card {
             a_graph_replays_after_growing_and_after_shrinking,
             growing_while_a_stream_captures,
             shrinking_behind_a_capturing_stream_is_an_error_and_no_harm,
+            what_is_dropped_during_a_capture_goes_after_it,
         }
         quiesce {
             the_device_is_waited_for,
