@@ -178,6 +178,8 @@ fn what_does_not_fit_is_refused_or_cut_short_and_counted() {
     let all = json(&kv_cache(&["--json", "--max-context=100", "--trace", trace.path()]));
     assert_eq!((number(&all, "requests"), number(&all, "refused"), number(&all, "truncated")), (4, 2, 2));
     assert_eq!(number(&all, "tokens"), 30 + 100 + 100 + 100);
+    let none = Trace::new("none", "ContextTokens,GeneratedTokens\n500,20\n");
+    refused(&kv_cache(&["--max-context=100", "--trace", none.path()]), &["no request was served", "1 did not fit"]);
     assert_eq!(number(&all, "mismatches"), 0);
 }
 

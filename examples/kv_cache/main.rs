@@ -108,6 +108,13 @@ fn run() -> Result<bool, Box<dyn Error>> {
     let sizing = engine.sizing();
     let snapshot = device.snapshot();
     let figures = engine.close()?;
+    if figures.requests == 0 {
+        return Err(format!(
+            "no request was served, so nothing was checked: {} did not fit into a slot; raise --max-context",
+            figures.refused
+        )
+        .into());
+    }
 
     let report = Report {
         preallocation,
