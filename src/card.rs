@@ -175,13 +175,21 @@ impl Card {
         waited.map(|()| buried)
     }
 
+    /// Waits if anything has lost its buffer, and gives it back. Returns how much left.
+    fn bury_orphans(&self) -> Result<u64> {
+        if self.orphans.lock().is_empty() {
+            return Ok(0);
+        }
+        self.bury_after(|| if self.quiet() { Ok(()) } else { Err(not_idle().into()) })
+    }
+
     /// The device is closed: what could not be given back goes now or not at all.
     pub(crate) fn close(&self) {
-        if !self.gate.is_forked() && !self.orphans.lock().is_empty() {
-            let buried = self.bury_after(|| if self.quiet() { Ok(()) } else { Err(not_idle().into()) });
-            if let Err(error) = buried {
-                tracing::warn!(device = %self.id(), %error, "a device was closed and not all of its memory came back");
-            }
+        if self.gate.is_forked() {
+            return;
+        }
+        if let Err(error) = self.bury_orphans() {
+            tracing::warn!(device = %self.id(), %error, "a device was closed and not all of its memory came back");
         }
     }
 
@@ -259,10 +267,7 @@ impl Card {
         if self.accounts.retiring.get() == 0 || (!lost && self.check_capture(None).is_err()) {
             return 0;
         }
-        let mut drained = 0;
-        if !self.orphans.lock().is_empty() {
-            drained += self.bury_after(|| if self.quiet() { Ok(()) } else { Err(not_idle().into()) }).unwrap_or(0);
-        }
+        let mut drained = self.bury_orphans().unwrap_or(0);
         // The list is not held while the driver is called.
         let mut spans = core::mem::take(&mut *self.retiring.lock());
         spans.retain(|span| {
@@ -290,11 +295,8 @@ impl Card {
                     hard: usage.hard,
                 })
             }
+            DriverErrorKind::OutOfMemory if self.files_are_short() => Error::OutOfFiles(self.file_shortage()),
             DriverErrorKind::OutOfMemory => {
-                let files = self.files_are_short();
-                if files {
-                    return Error::OutOfFiles(self.file_shortage());
-                }
                 let memory = self.gate.memory().ok();
                 let accounts = &self.accounts;
                 Error::OutOfMemory(Box::new(OutOfMemory {

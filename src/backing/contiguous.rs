@@ -25,7 +25,8 @@ pub enum Fallback {
     /// device's memory cannot be had that way: give such a buffer another policy.
     #[default]
     Upfront,
-    /// Allocate this many bytes once (no more than the maximum). Growing within it is bookkeeping, beyond it a clear error. The address never moves.
+    /// Allocate this many bytes once (no more than the maximum). Growing within it is bookkeeping, beyond it a clear
+    /// error. The address never moves.
     Capacity(Bytes),
     /// Allocate as needed: growing beyond the block makes a larger one and copies; both are there meanwhile, in a
     /// [`BufferSet`](crate::BufferSet) those of all members. The address changes, and
@@ -127,36 +128,43 @@ impl FallbackContiguous {
         }
     }
 
-    /// Frees a block that nothing uses any more; one that the driver keeps is stranded.
     fn free(&self, block: Block) -> Result<()> {
-        let (address, bytes) = block.raw;
-        let accounts = self.card.accounts();
-        // SAFETY: the callers hand over a block that came from `allocate` with this size, that nothing uses any more,
-        // and forget it.
-        match twice(|| unsafe { self.card.gate().free(address, bytes) }) {
-            Err(source) if !is_gone(&source) => {
-                accounts.contiguous.move_to(&accounts.stranded, bytes);
-                Err(Error::NotReturned { bytes: Bytes::new(bytes), source })
-            }
-            _ => {
-                accounts.contiguous.sub(bytes);
-                Ok(())
-            }
+        free(&self.card, block)
+    }
+}
+
+/// Frees a block that nothing uses any more; one that the driver keeps is stranded.
+fn free(card: &Card, block: Block) -> Result<()> {
+    let (address, bytes) = block.raw;
+    let accounts = card.accounts();
+    // SAFETY: the callers hand over a block that came from `allocate` with this size, that nothing uses any more, and
+    // forget it.
+    match twice(|| unsafe { card.gate().free(address, bytes) }) {
+        Err(source) if !is_gone(&source) => {
+            accounts.contiguous.move_to(&accounts.stranded, bytes);
+            Err(Error::NotReturned { bytes: Bytes::new(bytes), source })
+        }
+        _ => {
+            accounts.contiguous.sub(bytes);
+            Ok(())
         }
     }
 }
 
 /// A block whose buffer is gone, which could not be freed for want of an idle device.
 #[derive(Debug)]
-struct Left(FallbackContiguous, Block);
+struct Left {
+    card: Arc<Card>,
+    block: Block,
+}
 
 impl Orphan for Left {
     fn bury(&mut self) -> u64 {
-        let bytes = self.1.raw.1;
-        let accounts = self.0.card.accounts();
+        let bytes = self.block.raw.1;
+        let accounts = self.card.accounts();
         accounts.retiring.move_to(&accounts.contiguous, bytes);
-        if let Err(error) = self.0.free(self.1) {
-            tracing::warn!(device = %self.0.card.id(), %error, "the block of a dropped buffer did not come back");
+        if let Err(error) = free(&self.card, self.block) {
+            tracing::warn!(device = %self.card.id(), %error, "the block of a dropped buffer did not come back");
         }
         bytes
     }
@@ -263,9 +271,7 @@ impl Backing for FallbackContiguous {
         let bytes = block.raw.1;
         let accounts = self.card.accounts();
         accounts.contiguous.move_to(&accounts.retiring, bytes);
-        let (card, moves) = (Arc::clone(&self.card), self.moves);
-        let owner = Self { card, block: None, reserved: self.reserved, align: self.align, may_move: false, moves };
-        self.card.adopt(Box::new(Left(owner, block)));
+        self.card.adopt(Box::new(Left { card: Arc::clone(&self.card), block }));
         Err(Error::NotReturned { bytes: Bytes::new(bytes), source: not_idle() })
     }
 }

@@ -118,31 +118,21 @@ pub(crate) struct CheckOptions {
     pub(crate) patience: Duration,
 }
 
-/// Virtual memory works.
+/// What the check came to. Whether virtual memory is on, and why not, stands in its report.
 #[derive(Debug)]
-pub(crate) struct VirtualVerdict {
+pub(crate) struct Decided {
     pub(crate) report: Report,
     pub(crate) quirks: Quirks,
     pub(crate) granularity: u64,
 }
 
-/// Virtual memory is off.
-#[derive(Debug)]
-pub(crate) struct ContiguousVerdict {
-    pub(crate) report: Report,
-    pub(crate) quirks: Quirks,
-    pub(crate) granularity: u64,
-    pub(crate) device: String,
-    pub(crate) reason: Reason,
-}
-
-impl Verdict for VirtualVerdict {
+impl Verdict for Decided {
     fn mode(&self) -> Mode {
-        Mode::Virtual
+        self.report.mode
     }
 
     fn reason(&self) -> Option<&Reason> {
-        None
+        self.report.reason.as_ref()
     }
 
     fn report(&self) -> &Report {
@@ -159,41 +149,17 @@ impl Verdict for VirtualVerdict {
 
     fn open(&self, request: &BackingRequest<'_>) -> Result<Box<dyn Backing>> {
         let card = request.pool.card();
+        if let Some(reason) = self.reason() {
+            if request.fallback == Fallback::Refuse {
+                return Err(Error::Refused { device: self.report.device.clone(), reason: reason.clone() });
+            }
+            return Ok(Box::new(FallbackContiguous::open(card, request.bytes, request.align, request.fallback)?));
+        }
         let files = (card.gate().info().open_files_per_chunk > 0).then(|| {
             let usage = card.files().usage();
             usage.hard.saturating_sub(usage.headroom)
         });
         let ladder = Ladder::new(request.sizing, request.bytes, self.granularity, &self.quirks, files)?;
         Ok(Box::new(Segmented::open(request.pool, ladder, self.granularity, request.hooks.clone())?))
-    }
-}
-
-impl Verdict for ContiguousVerdict {
-    fn mode(&self) -> Mode {
-        Mode::Contiguous
-    }
-
-    fn reason(&self) -> Option<&Reason> {
-        Some(&self.reason)
-    }
-
-    fn report(&self) -> &Report {
-        &self.report
-    }
-
-    fn quirks(&self) -> &Quirks {
-        &self.quirks
-    }
-
-    fn granularity(&self) -> Bytes {
-        Bytes::new(self.granularity)
-    }
-
-    fn open(&self, request: &BackingRequest<'_>) -> Result<Box<dyn Backing>> {
-        if request.fallback == Fallback::Refuse {
-            return Err(Error::Refused { device: self.device.clone(), reason: self.reason.clone() });
-        }
-        let card = request.pool.card();
-        Ok(Box::new(FallbackContiguous::open(card, request.bytes, request.align, request.fallback)?))
     }
 }

@@ -11,9 +11,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::{
-    CheckOptions, ContiguousVerdict, Granularity, Outcome, Reason, Report, Step, StepReport, Verdict, VirtualVerdict,
-};
+use super::{CheckOptions, Decided, Granularity, Outcome, Reason, Report, Step, StepReport, Verdict};
 use crate::backing::Mode;
 use crate::bytes::Bytes;
 use crate::card::{Card, check_address, twice};
@@ -72,34 +70,27 @@ fn verdict(
     found: Result<Found, Reason>,
 ) -> Box<dyn Verdict> {
     let info = card.gate().info();
+    let (Found { quirks, granularity }, reason) = match found {
+        Ok(found) => (found, None),
+        Err(reason) => (Found { quirks: info.quirks.clone(), granularity: LEAST_GPU_CHUNK }, Some(reason)),
+    };
+    match &reason {
+        None => tracing::info!(
+            device = %info.id(), name = %info.name, granularity = %Bytes::new(granularity),
+            "virtual memory is on"
+        ),
+        Some(reason) => tracing::info!(device = %info.id(), name = %info.name, %reason, "virtual memory is off"),
+    }
     let report = Report {
         device: info.id(),
         runtime: info.runtime.clone(),
         form: options.form,
         steps: log.take(),
         took: started.elapsed(),
-        mode: if found.is_ok() { Mode::Virtual } else { Mode::Contiguous },
-        reason: found.as_ref().err().cloned(),
+        mode: if reason.is_none() { Mode::Virtual } else { Mode::Contiguous },
+        reason,
     };
-    match found {
-        Ok(Found { quirks, granularity }) => {
-            tracing::info!(
-                device = %info.id(), name = %info.name, granularity = %Bytes::new(granularity),
-                "virtual memory is on"
-            );
-            Box::new(VirtualVerdict { report, quirks, granularity })
-        }
-        Err(reason) => {
-            tracing::info!(device = %info.id(), name = %info.name, %reason, "virtual memory is off");
-            Box::new(ContiguousVerdict {
-                report,
-                quirks: info.quirks.clone(),
-                granularity: LEAST_GPU_CHUNK,
-                device: info.id(),
-                reason,
-            })
-        }
-    }
+    Box::new(Decided { report, quirks, granularity })
 }
 
 /// Steps as they go, so that a hang can be placed.
