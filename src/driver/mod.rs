@@ -21,11 +21,13 @@ mod error;
 #[cfg(feature = "sim")]
 pub mod fault;
 pub(crate) mod gate;
+#[cfg(feature = "hip")]
+pub mod hip;
 pub mod host;
 mod info;
 #[cfg(feature = "sim")]
 pub mod sim;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hip"))]
 mod table;
 
 pub use error::{Call, DriverError, DriverErrorKind};
@@ -34,7 +36,7 @@ pub use info::{
     Backend, CheckForm, ChunkProps, DriverInfo, Granularities, MapCount, MemoryInfo, OpenFiles, ProcessLimits, Quirks,
     Shareable,
 };
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hip"))]
 pub use table::LoadError;
 
 /// What a driver call returns.
