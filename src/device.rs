@@ -63,12 +63,12 @@ impl Device {
         Self::shared(&format!("cuda:{ordinal}"), || DeviceOptions::new().cuda(ordinal))
     }
 
-    /// The HIP device with this ordinal.
+    /// The HIP device with this ordinal, opened with default options. Later calls give the same device.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] with the reason.
+    /// [`Error::NoDevice`] with the reason: no runtime, two of them, no card, no such card.
     pub fn hip(ordinal: u32) -> Result<Self> {
-        DeviceOptions::new().hip(ordinal)
+        Self::shared(&format!("hip:{ordinal}"), || DeviceOptions::new().hip(ordinal))
     }
 
     /// The one device of that name in this process, opened if need be.
@@ -106,15 +106,18 @@ impl Device {
     /// Every device of every backend. A backend without one is there as the error that says why.
     #[must_use]
     pub fn all() -> Vec<Result<Self>> {
-        let mut all = vec![Self::host()];
         #[cfg(feature = "cuda")]
-        let cards = crate::driver::cuda::CudaDriver::count().unwrap_or(0);
+        let cuda = crate::driver::cuda::CudaDriver::count().unwrap_or(0);
         #[cfg(not(feature = "cuda"))]
-        let cards = 0;
+        let cuda = 0;
+        #[cfg(feature = "hip")]
+        let hip = crate::driver::hip::HipDriver::count().unwrap_or(0);
+        #[cfg(not(feature = "hip"))]
+        let hip = 0;
         // The first is asked for also where there is none: its error says why.
-        all.extend((0..cards.max(1)).map(Self::cuda));
-        all.push(Self::hip(0));
-        all
+        let cuda = (0..cuda.max(1)).map(Self::cuda);
+        let hip = (0..hip.max(1)).map(Self::hip);
+        [Self::host()].into_iter().chain(cuda).chain(hip).collect()
     }
 
     /// The device of that name: `auto`, `host`, `cuda:N`, `cuda:GPU-…` (a UUID as `nvidia-smi -L` prints it), `hip:N`.
@@ -525,12 +528,25 @@ impl DeviceOptions {
         Err(Error::NoDevice { asked: format!("cuda:{ordinal}"), why })
     }
 
-    /// Opens the HIP device with this ordinal, for which this version has no driver.
+    /// Opens the HIP device with this ordinal. Each call makes a device of its own, over the same card.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with the reason.
+    #[cfg(feature = "hip")]
+    pub fn hip(self, ordinal: u32) -> Result<Device> {
+        let driver = crate::driver::hip::HipDriver::open(ordinal)
+            .map_err(|error| Error::NoDevice { asked: format!("hip:{ordinal}"), why: error.to_string() })?;
+        self.open(Arc::new(driver))
+    }
+
+    /// Opens the HIP device with this ordinal, which this build cannot.
     ///
     /// # Errors
     /// [`Error::NoDevice`].
+    #[cfg(not(feature = "hip"))]
     pub fn hip(self, ordinal: u32) -> Result<Device> {
-        Err(Error::NoDevice { asked: format!("hip:{ordinal}"), why: "this version has no HIP driver".to_owned() })
+        let why = "this build leaves the `hip` feature out".to_owned();
+        Err(Error::NoDevice { asked: format!("hip:{ordinal}"), why })
     }
 
     /// Opens the device of that name, as [`Device::named`] takes it. Each call makes a device of its own.

@@ -51,11 +51,13 @@ pub struct Quirks {
     pub max_chunk: Bytes,
     /// How long to wait after mapping before the memory may be used (a few RDNA4 parts read zeros for about 2 ms).
     pub settle: Duration,
+    /// Why virtual memory stays off without a check, where the runtime is known not to bear one.
+    pub off: Option<String>,
 }
 
 impl Default for Quirks {
     fn default() -> Self {
-        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO }
+        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO, off: None }
     }
 }
 

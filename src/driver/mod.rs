@@ -8,6 +8,7 @@
 //! | driver | memory | open files | where |
 //! |---|---|---|---|
 //! | `cuda` (feature `cuda`) | an NVIDIA card's | none | Linux with NVIDIA's driver |
+//! | `hip` (feature `hip`) | an AMD card's | one per chunk with ROCm 7.14 | Linux with ROCm |
 //! | [`host`] | real pages: one memfd per chunk, spans of `PROT_NONE` | one per chunk | any Linux |
 //! | `sim` (feature `sim`) | pretended | as its personality says | anywhere |
 
@@ -18,6 +19,8 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod exported;
 #[cfg(feature = "sim")]
 pub mod fault;
 pub(crate) mod gate;
@@ -25,6 +28,7 @@ pub(crate) mod gate;
 pub mod hip;
 pub mod host;
 mod info;
+mod layout;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(any(feature = "cuda", feature = "hip"))]

@@ -72,6 +72,13 @@ pub fn unused() -> io::Result<Bytes> {
     Ok(Bytes::new(raw.freeram.saturating_mul(u64::from(raw.mem_unit))))
 }
 
+/// Free memory of a device that shares the host's: it competes for that, which its driver's figure may exceed.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub(crate) fn at_most_available(free: u64) -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    meminfo(&text).map_or(free, |memory| free.min(memory.available.get()))
+}
+
 /// The two figures of `/proc/meminfo`.
 fn meminfo(text: &str) -> io::Result<Memory> {
     let field = |name: &str| {

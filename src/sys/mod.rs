@@ -7,6 +7,8 @@
 pub mod limits;
 pub(crate) mod map;
 pub mod memory;
+#[cfg(feature = "hip")]
+pub(crate) mod pci;
 pub mod thp;
 
 #[cfg(test)]

@@ -149,6 +149,9 @@ impl Probe {
     fn run(mut self) -> Result<Found, Reason> {
         let gate = self.card.gate();
         self.step(Step::Support, |_| {
+            if let Some(what) = &self.quirks.off {
+                return Err(Reason::KnownFault { what: what.clone(), runtime: self.runtime() });
+            }
             gate.support().map_err(|error| Reason::NoSupport { error, runtime: self.runtime() })?;
             Ok(Outcome::Passed(String::new()))
         })?;

@@ -28,6 +28,13 @@ pub enum Reason {
         /// The runtime and its version.
         runtime: String,
     },
+    /// The runtime is known for a fault that no treatment helps.
+    KnownFault {
+        /// Which, and what can be done.
+        what: String,
+        /// The runtime and its version.
+        runtime: String,
+    },
     /// The driver maps in pages that a GPU should not map in.
     Granularity {
         /// What it recommends.
@@ -132,6 +139,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSupport { error, runtime } => write!(f, "the driver has no virtual memory: {error} ({runtime})"),
+            Self::KnownFault { what, runtime } => write!(f, "{what} ({runtime})"),
             Self::Granularity { recommended, runtime } => {
                 write!(f, "the recommended allocation granularity is {recommended}, not 2 MiB or more ({runtime})")
             }

@@ -16,9 +16,10 @@
 use core::ffi::c_void;
 use core::fmt;
 use core::ptr::{self, NonNull};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::bytes::Bytes;
+use crate::driver::exported::adopt_exported;
 use crate::driver::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult,
     Granularities, MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
@@ -249,13 +250,6 @@ fn event_ptr(event: RawEvent) -> ffi::CUevent {
     ptr::with_exposed_provenance_mut(event.0 as usize)
 }
 
-/// Free memory of an integrated device: it competes for the host's, which the driver's figure may exceed.
-fn bounded_by_host(free: u64, meminfo: &str) -> u64 {
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = available.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map_or(free, |kib| free.min(kib.saturating_mul(1024)))
-}
-
 // SAFETY: spans, blocks and mappings are the CUDA driver's own, which gives out addresses that overlap nothing else in
 // the process, keeps them until they are freed, and maps, unmaps and grants access exactly as asked or fails. The
 // memory is not host visible and is not said to be. The functions are C and do not unwind.
@@ -299,10 +293,8 @@ unsafe impl Driver for CudaDriver {
             check(unsafe { (core.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })
         })?;
         let mut info = MemoryInfo { free: free as u64, total: total as u64 };
-        if self.integrated
-            && let Ok(meminfo) = std::fs::read_to_string("/proc/meminfo")
-        {
-            info.free = bounded_by_host(info.free, &meminfo);
+        if self.integrated {
+            info.free = crate::sys::memory::at_most_available(info.free);
         }
         Ok(info)
     }
@@ -396,19 +388,8 @@ unsafe impl Driver for CudaDriver {
             // pointer is valid.
             check(unsafe { (vmm.cuMemExportToShareableHandle)((&raw mut fd).cast(), handle.0, kind, 0) })
         })?;
-        if fd < 0 {
-            let error = DriverError::new(Call::Export, DriverErrorKind::Other);
-            return Err(error.with_detail("the driver reported success and gave no file descriptor"));
-        }
         // SAFETY: the driver has just opened the descriptor for us, and no one else knows of it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the call sets a flag on an open descriptor. A program started from here has no use for the memory
-        // and would keep it from being freed.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
-            let why = format!("the descriptor cannot be closed on exec: {}", std::io::Error::last_os_error());
-            return Err(DriverError::new(Call::Export, DriverErrorKind::Other).with_detail(why));
-        }
-        Ok(fd)
+        unsafe { adopt_exported(fd) }
     }
 
     unsafe fn import(&self, fd: BorrowedFd<'_>, _bytes: u64) -> DriverResult<RawHandle> {

@@ -470,14 +470,6 @@ fn a_driver_that_does_not_start_says_why() {
     }
 }
 
-#[test]
-fn free_memory_of_an_integrated_device_is_bounded_by_the_host_s() {
-    let meminfo = "MemTotal:       100 kB\nMemFree:   1 kB\nMemAvailable:    64 kB\n";
-    assert_eq!(bounded_by_host(1 << 20, meminfo), 64 << 10);
-    assert_eq!(bounded_by_host(1 << 10, meminfo), 1 << 10);
-    assert_eq!(bounded_by_host(1 << 20, "MemAvailable: many kB"), 1 << 20);
-}
-
 /// The environment decides the library, once, so this test's body runs in a process of its own.
 #[test]
 fn the_environment_names_the_library() {

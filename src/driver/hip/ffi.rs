@@ -5,7 +5,7 @@
 //! versions, since what is used here has not changed from ROCm 5.4 to 10. A test compares sizes, offsets and values with
 //! `hip-sys` and `cubecl-hip-sys`, and with the header itself where it is installed.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::c_void;
 use core::mem::{align_of, offset_of, size_of};
 
 /// `hipError_t`, a result code. Zero is success.
@@ -125,12 +125,12 @@ pub struct hipMemAccessDesc {
 #[derive(Clone, Copy)]
 pub struct hipDeviceProp_tR0600 {
     /// The device's name, ended by a zero.
-    pub name: [c_char; 256],
+    pub name: [u8; 256],
     /// Its UUID: on AMD cards printable characters, not random bytes.
     pub uuid: [u8; 16],
     unread: [u8; 1160 - 256 - 16],
     /// The compiler's name for it, ended by a zero: `gfx942:sramecc+:xnack-`.
-    pub gcn_arch_name: [c_char; 256],
+    pub gcn_arch_name: [u8; 256],
     rest: [u8; 4096 - 1160 - 256],
 }
 

@@ -1,5 +1,307 @@
 //! AMD cards, through the HIP runtime.
+//!
+//! The library is opened at the first [`HipDriver::open`] or [`count`](HipDriver::count) and never closed. A copy that
+//! the process has loaded already is used; else the environment variable `GROWSPAN_HIP_LIBRARY` names it, or
+//! `libamdhip64.so.7`, `.so.6` and the plain name are looked for by the dynamic linker, under `ROCM_PATH` and
+//! `/opt/rocm`, and among the wheels of the active Python environment. Nothing is linked, so what was built with this
+//! feature runs where there is no ROCm and says so in a [`HipOpenError`].
+//!
+//! * **Versions.** HIP's virtual memory exists since ROCm 6.1, and each version has faults of its own. The
+//!   [table](quirks::TABLE) says which, and what is done about them; [`HipDriver::rows`] gives those in force. Before 6.1
+//!   memory is allocated in one piece.
+//! * **The check.** No row is taken for the whole truth: the start-up check goes through a full life cycle on every
+//!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are those before 7.14, are off
+//!   unless [`Granularity::AtLeast2MiB`](crate::Granularity::AtLeast2MiB) lets the rest of the check decide.
+//! * **The device.** Each call makes its device current and leaves the caller's as it was; any thread may call.
+//! * **Copies without a stream** run on a stream of this driver's own and are over when the call returns. They do not
+//!   wait for other streams, not even the null one: wait first for work that writes what is copied.
 
+use core::fmt;
+use core::ptr::NonNull;
+use std::path::PathBuf;
+
+use parking_lot::Mutex;
+
+use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult};
+use crate::sys::pci;
+
+mod book;
+mod calls;
+mod current;
+mod error;
 #[doc(hidden)]
 #[allow(non_camel_case_types, non_upper_case_globals, reason = "named as the header names them")]
 pub mod ffi;
+mod library;
+pub mod quirks;
+mod search;
+mod version;
+
+use book::Book;
+use current::Current;
+pub use error::HipOpenError;
+use error::{Code, check};
+use library::{Core, Hip, Vmm};
+use quirks::{InForce, Quirk, Row, Runtime};
+use search::LIBRARY_VARIABLE;
+pub use version::HipVersion;
+
+/// Set to anything but `0` or nothing, it turns virtual memory on where a row of the table keeps it off, and the check
+/// decides.
+const FORCE_VARIABLE: &str = "GROWSPAN_HIP_FORCE";
+
+/// What a reason says of it.
+const HOW_TO_FORCE: &str = "; GROWSPAN_HIP_FORCE=1 lets the check decide";
+
+/// One thread of the process at a time is in a runtime's virtual memory: exports, imports and maps of several threads
+/// raced in it up to 2026.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// How a HIP device is opened.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use growspan::DeviceOptions;
+/// use growspan::driver::hip::{HipDriver, HipOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Buffers on the first card that the second may read and write too.
+/// let driver = HipDriver::open_with(0, HipOptions::new().peers([1]))?;
+/// let device = DeviceOptions::new().open(Arc::new(driver))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct HipOptions {
+    force: bool,
+    peers: Vec<u32>,
+    kernel: Option<(u32, u32)>,
+    sysfs: PathBuf,
+    without: InForce,
+}
+
+impl Default for HipOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HipOptions {
+    /// The defaults: nothing forced unless `GROWSPAN_HIP_FORCE` is set, no peers.
+    pub fn new() -> Self {
+        let force = std::env::var_os(FORCE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
+        Self { force, peers: Vec::new(), kernel: None, sysfs: "/sys".into(), without: InForce::none() }
+    }
+
+    /// Whether the check decides where a row of the table would keep virtual memory off: on RDNA4, with ROCm 6.4.0, on a
+    /// kernel that is too old.
+    pub const fn force(mut self, force: bool) -> Self {
+        self.force = force;
+        self
+    }
+
+    /// Other devices, by ordinal, that may read and write what is mapped on this one.
+    pub fn peers(mut self, ordinals: impl IntoIterator<Item = u32>) -> Self {
+        self.peers = ordinals.into_iter().collect();
+        self
+    }
+
+    /// The version of the kernel's amdgpu driver, where the process cannot read it or a distribution has mended an old
+    /// one. Unless set, the card's render node is asked.
+    pub const fn kernel_driver(mut self, major: u32, minor: u32) -> Self {
+        self.kernel = Some((major, minor));
+        self
+    }
+
+    /// Where the kernel's tree is mounted, for containers that have it elsewhere (`/sys` unless set).
+    pub fn sysfs(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.sysfs = folder.into();
+        self
+    }
+
+    /// As if the table had no such row: to find out whether a runtime still needs it.
+    ///
+    /// # Safety
+    /// Without its row a runtime may crash, or lose or corrupt memory. Whoever leaves one out answers for what this
+    /// runtime does then.
+    pub unsafe fn without(mut self, quirk: Quirk) -> Self {
+        self.without = self.without.with(quirk);
+        self
+    }
+}
+
+/// A HIP device.
+///
+/// ```no_run
+/// use growspan::driver::Driver;
+/// use growspan::driver::hip::HipDriver;
+///
+/// match HipDriver::open(0) {
+///     Ok(driver) => println!("{} ({})", driver.info().name, driver.info().runtime),
+///     Err(reason) => println!("no HIP here: {reason}"),
+/// }
+/// ```
+pub struct HipDriver {
+    hip: &'static Hip,
+    device: i32,
+    peers: Vec<i32>,
+    integrated: bool,
+    copies: Stream,
+    rows: InForce,
+    card: Option<pci::Card>,
+    info: DriverInfo,
+    book: Mutex<Book>,
+}
+
+/// This driver's own stream, for copies that the caller gave no stream for.
+#[derive(Debug)]
+struct Stream(ffi::hipStream_t);
+
+// SAFETY: the pointer is a name that the runtime gave out, which any thread may use; it is never followed here.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl HipDriver {
+    /// How many HIP devices this process is shown.
+    ///
+    /// # Errors
+    /// What keeps the runtime from being used at all; [`HipOpenError::NoDevice`] if it does not start for want of one.
+    pub fn count() -> Result<u32, HipOpenError> {
+        Hip::get()?.count()
+    }
+
+    /// Opens the device with this number, counted from 0 among those that this process is shown.
+    ///
+    /// # Errors
+    /// Says what was missing and what to do about it.
+    pub fn open(ordinal: u32) -> Result<Self, HipOpenError> {
+        Self::open_with(ordinal, HipOptions::new())
+    }
+
+    /// The same with options.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open); [`HipOpenError::NoSuchOrdinal`] for a peer too.
+    pub fn open_with(ordinal: u32, options: HipOptions) -> Result<Self, HipOpenError> {
+        let hip = Hip::get()?;
+        let device = hip.device(ordinal)?;
+        let peers = options.peers.iter().filter(|peer| **peer != ordinal).map(|peer| hip.device(*peer));
+        let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        let card = hip.place(device).map(|place| pci::Card::at(&options.sysfs, &place));
+        let identity = hip.identity(device);
+        let runtime = Runtime {
+            version: hip.version,
+            gfx: identity.as_ref().map(|(_, gfx)| gfx.clone()).unwrap_or_default(),
+            drm: options.kernel.or_else(|| card.as_ref()?.amdgpu_version()),
+            os: std::env::consts::OS,
+        };
+        let rows = InForce::find(&runtime, options.force, options.without);
+        tracing::debug!(device = ordinal, runtime = %hip.version, gfx = runtime.gfx, kernel = ?runtime.drm, ?rows, "HIP");
+
+        let mut info = DriverInfo::new(Backend::Hip, ordinal, hip.name(device)?, hip.version.to_string());
+        info.uuid = identity.map(|(uuid, _)| uuid).filter(|uuid| *uuid != [0; 16]);
+        info.open_files_by = "ROCm";
+        info.check = CheckForm::Full;
+        info.open_files_per_chunk = u32::from(rows.has(Quirk::FilePerChunk));
+        info.maps_per_chunk = u32::from(rows.has(Quirk::MapEntryPerChunk));
+        info.quirks = rows.for_the_crate(&runtime);
+        let integrated = hip.attribute(device, ffi::hipDeviceAttributeIntegrated).is_ok_and(|value| value != 0);
+        let copies = copy_stream(hip, device)?;
+        Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book: Mutex::new(Book::new()) })
+    }
+
+    /// The rows of the [table](quirks::TABLE) in force for this device.
+    pub fn rows(&self) -> impl Iterator<Item = &'static Row> {
+        self.rows.rows()
+    }
+
+    /// The runtime's version.
+    #[must_use]
+    pub fn version(&self) -> HipVersion {
+        self.hip.version
+    }
+
+    /// The address of a function of the runtime's library, by its exported name (`hipModuleLaunchKernel`), for calls that
+    /// this crate does not make. The library is never unloaded.
+    #[must_use]
+    pub fn symbol(&self, name: &str) -> Option<NonNull<core::ffi::c_void>> {
+        self.hip.library.address(name)
+    }
+
+    fn vmm(&self, call: Call) -> DriverResult<&'static Vmm> {
+        self.hip
+            .vmm
+            .as_ref()
+            .map_err(|error| DriverError::new(call, DriverErrorKind::Missing).with_detail(error.to_string()))
+    }
+
+    /// Does `work` with this device current.
+    fn within<T>(&self, call: Call, work: impl FnOnce(&'static Core) -> Result<T, Code>) -> DriverResult<T> {
+        let core = &self.hip.core;
+        let current = match self.rows.has(Quirk::CurrentDevice) || self.rows.has(Quirk::NoVirtualMemory) {
+            true => Current::make(core, self.device),
+            false => Ok(Current::leave(core)),
+        };
+        let result = current.and_then(|_current| work(core));
+        result.map_err(|code| {
+            self.hip.forget_error();
+            code.during(call)
+        })
+    }
+
+    /// Does `work` with this device current and no other thread in virtual memory.
+    fn within_vmm<T>(&self, call: Call, work: impl FnOnce(&'static Vmm) -> Result<T, Code>) -> DriverResult<T> {
+        let vmm = self.vmm(call)?;
+        let _alone = ONE_AT_A_TIME.lock();
+        self.within(call, |_| work(vmm))
+    }
+}
+
+fn copy_stream(hip: &Hip, device: i32) -> Result<Stream, HipOpenError> {
+    let current = Current::make(&hip.core, device);
+    let _current = current.map_err(|Code(code)| HipOpenError::Call { function: "hipSetDevice", code })?;
+    let mut stream = core::ptr::null_mut();
+    // SAFETY: the pointer is valid for the write, and the device it is made on is current.
+    let made = unsafe { (hip.core.hipStreamCreateWithFlags)(&raw mut stream, ffi::hipStreamNonBlocking) };
+    library::during_open("hipStreamCreateWithFlags", made)?;
+    Ok(Stream(stream))
+}
+
+impl Drop for HipDriver {
+    fn drop(&mut self) {
+        // In a forked child the runtime's state is the parent's, to give back as well.
+        if self.hip.process != std::process::id() {
+            return;
+        }
+        let [spans, handles, mappings, blocks] = self.book.get_mut().counts();
+        if [spans, handles, mappings, blocks] != [0; 4] {
+            tracing::warn!(
+                device = %self.info.id(), spans, handles, mappings, blocks,
+                "a HIP driver was closed while some of its memory was not given back"
+            );
+        }
+        let destroyed = self.within(Call::StreamIsCapturing, |core| {
+            // SAFETY: the stream is this value's own and nothing is queued on it: whoever queues waits.
+            check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
+        });
+        if let Err(error) = destroyed.as_ref().map_err(DriverError::kind)
+            && !matches!(error, DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost)
+        {
+            tracing::debug!(device = %self.info.id(), ?error, "the stream for copies could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for HipDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HipDriver")
+            .field("device", &self.info.id())
+            .field("name", &self.info.name)
+            .field("library", &self.hip.library.name())
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
+}

@@ -3,12 +3,13 @@
 //! Nothing here makes a system call: the table says what may be done, the driver does it with the table unlocked and
 //! tells the outcome. In between a mapping is *busy*, and every other call about it is refused.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use crate::driver::RawHandle;
+use crate::driver::layout::{Checked, Layout};
 
 /// The bytes taken of a capacity.
 #[derive(Debug)]
@@ -77,59 +78,51 @@ pub(super) type FileId = (u64, u64);
 
 #[derive(Debug)]
 struct Mapping {
-    bytes: u64,
     busy: bool,
     memory: Arc<Memory>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Table {
-    granularity: u64,
+    layout: Layout<(), Mapping>,
     /// The last number given to a handle. Numbers are not used twice, so an old one is always found out.
     last_handle: u64,
     handles: HashMap<u64, Arc<Chunk>>,
-    spans: BTreeMap<u64, u64>,
-    mappings: BTreeMap<u64, Mapping>,
     blocks: HashMap<u64, (u64, Memory)>,
     exported: Vec<(FileId, Weak<Memory>)>,
 }
 
-/// A rule that was broken, with figures.
-type Checked<T> = Result<T, String>;
-
 impl Table {
     pub(super) fn new(granularity: u64) -> Self {
-        Self { granularity, ..Self::default() }
+        Self {
+            layout: Layout::new(granularity),
+            last_handle: 0,
+            handles: HashMap::new(),
+            blocks: HashMap::new(),
+            exported: Vec::new(),
+        }
     }
 
     /// Whether nothing is given out.
     pub(super) fn is_empty(&self) -> bool {
-        self.handles.is_empty() && self.spans.is_empty() && self.mappings.is_empty() && self.blocks.is_empty()
+        self.counts() == [0; 4]
     }
 
     /// The numbers of spans, handles, mappings and blocks.
     pub(super) fn counts(&self) -> [usize; 4] {
-        [self.spans.len(), self.handles.len(), self.mappings.len(), self.blocks.len()]
+        let [spans, mappings] = self.layout.counts();
+        [spans, self.handles.len(), mappings, self.blocks.len()]
     }
 
     // Spans.
 
     pub(super) fn add_span(&mut self, addr: u64, bytes: u64) {
-        self.spans.insert(addr, bytes);
+        self.layout.add_span(addr, bytes, ());
     }
 
     /// Takes a span out. Before it is unmapped, since another thread may be given the same addresses right after.
     pub(super) fn remove_span(&mut self, addr: u64, bytes: u64) -> Checked<()> {
-        match self.spans.get(&addr) {
-            Some(&actual) if actual == bytes => {}
-            Some(&actual) => return Err(format!("the span at {addr:#x} has {actual} bytes, not {bytes}")),
-            None => return Err(format!("no span starts at {addr:#x}")),
-        }
-        if let Some((at, mapping)) = self.mappings.range(addr..addr + bytes).next() {
-            return Err(format!("{} bytes are mapped at {at:#x} in the span at {addr:#x}", mapping.bytes));
-        }
-        self.spans.remove(&addr);
-        Ok(())
+        self.layout.remove_span(addr, bytes)
     }
 
     // Handles.
@@ -175,51 +168,22 @@ impl Table {
         if bytes != actual {
             return Err(format!("handle {} has {actual} bytes, not {bytes}", handle.0));
         }
-        if !addr.is_multiple_of(self.granularity) {
-            return Err(format!("{addr:#x} is no multiple of the granularity, {} bytes", self.granularity));
-        }
-        let end = addr.checked_add(bytes).ok_or_else(|| format!("{bytes} bytes at {addr:#x} go round the end"))?;
-        let span = self.spans.range(..=addr).next_back();
-        if span.is_none_or(|(start, size)| end > start + size) {
-            return Err(format!("[{addr:#x}, {end:#x}) does not lie in one span"));
-        }
-        // Mappings do not overlap, so the last one that starts before the end is the only one to look at.
-        if let Some((at, other)) = self.mappings.range(..end).next_back().filter(|(at, other)| *at + other.bytes > addr)
-        {
-            return Err(format!("[{addr:#x}, {end:#x}) meets the {} bytes mapped at {at:#x}", other.bytes));
-        }
-        self.mappings.insert(addr, Mapping { bytes, busy: true, memory: Arc::clone(&chunk.memory) });
+        self.layout.map(addr, bytes, Mapping { busy: true, memory: Arc::clone(&chunk.memory) })?;
         Ok(chunk)
     }
 
     /// Claims the one mapping that is exactly `[addr, addr + bytes)`, busy until [`settle`](Self::settle) or
     /// [`forget`](Self::forget).
     pub(super) fn begin_unmap(&mut self, addr: u64, bytes: u64) -> Checked<()> {
-        match self.mappings.get(&addr) {
-            Some(mapping) if mapping.bytes != bytes => {
-                Err(format!("{} bytes are mapped at {addr:#x}, not {bytes}", mapping.bytes))
-            }
-            Some(_) => self.begin_access(addr, bytes),
-            None => Err(format!("nothing is mapped at {addr:#x}")),
-        }
+        self.layout.exactly(addr, bytes)?;
+        self.begin_access(addr, bytes)
     }
 
     /// Claims the mappings that `[addr, addr + bytes)` exactly consists of, busy until [`settle`](Self::settle).
     pub(super) fn begin_access(&mut self, addr: u64, bytes: u64) -> Checked<()> {
-        let end = addr.checked_add(bytes).ok_or_else(|| format!("{bytes} bytes at {addr:#x} go round the end"))?;
-        let mut next = addr;
-        for (&at, mapping) in self.mappings.range(addr..end) {
-            if mapping.busy {
-                return Err(format!("another call about the {} bytes at {at:#x} is still running", mapping.bytes));
-            }
-            if at != next {
-                break;
-            }
-            next = at + mapping.bytes;
-        }
-        if next != end || bytes == 0 {
-            let mapped = next - addr;
-            return Err(format!("[{addr:#x}, {end:#x}) is not made of whole mappings, which go on for {mapped} bytes"));
+        self.layout.whole(addr, bytes)?;
+        if let Some((at, mapping)) = self.layout.within(addr, bytes).find(|(_, mapping)| mapping.of.busy) {
+            return Err(format!("another call about the {} bytes at {at:#x} is still running", mapping.bytes));
         }
         self.mark(addr, bytes, true);
         Ok(())
@@ -233,11 +197,11 @@ impl Table {
     /// What was begun about the mapping at `addr` is over, and it is gone. The memory is to be dropped with the table
     /// unlocked.
     pub(super) fn forget(&mut self, addr: u64) -> Option<Arc<Memory>> {
-        self.mappings.remove(&addr).map(|mapping| mapping.memory)
+        self.layout.unmap(addr).map(|mapping| mapping.memory)
     }
 
     fn mark(&mut self, addr: u64, bytes: u64, busy: bool) {
-        self.mappings.range_mut(addr..addr + bytes).for_each(|(_, mapping)| mapping.busy = busy);
+        self.layout.within_mut(addr, bytes).for_each(|(_, mapping)| mapping.of.busy = busy);
     }
 
     // Blocks.

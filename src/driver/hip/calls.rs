@@ -1,0 +1,545 @@
+//! The driver's vocabulary in HIP's words.
+
+use core::ffi::c_void;
+use core::ptr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::book::{HandlePtr, Reserved, pointer};
+use super::error::{Code, check};
+use super::ffi::{self, hipDeviceptr_t, hipError_t, hipMemAccessDesc, hipMemAllocationProp, hipMemLocation};
+use super::library::{Core, Vmm};
+use super::quirks::Quirk;
+use super::{HipDriver, ONE_AT_A_TIME};
+use crate::bytes::Bytes;
+use crate::driver::exported::adopt_exported;
+use crate::driver::layout::Checked;
+use crate::driver::{
+    Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
+    ProcessLimits, RawEvent, RawHandle, RawStream, Shareable,
+};
+use crate::sys;
+use crate::sys::limits::ThisProcess;
+
+/// Entries of the memory map that other threads may be about to take.
+const NEARLY: u64 = 16;
+
+impl HipDriver {
+    const fn location(device: i32) -> hipMemLocation {
+        hipMemLocation { type_: ffi::hipMemLocationTypeDevice, id: device }
+    }
+
+    fn properties(&self, props: ChunkProps) -> hipMemAllocationProp {
+        hipMemAllocationProp {
+            type_: ffi::hipMemAllocationTypePinned,
+            requested_handle_type: match props.shareable {
+                Shareable::PosixFd => ffi::hipMemHandleTypePosixFileDescriptor,
+                Shareable::No | Shareable::Fabric => ffi::hipMemHandleTypeNone,
+            },
+            location: Self::location(self.device),
+            win32_handle_meta_data: ptr::null_mut(),
+            alloc_flags: ffi::hipMemAllocationFlags::default(),
+        }
+    }
+
+    /// Asks the book, and makes what it refuses an error of ours.
+    fn checked<T>(call: Call, checked: Checked<T>) -> DriverResult<T> {
+        checked.map_err(|detail| DriverError::new(call, DriverErrorKind::Misuse).with_detail(detail))
+    }
+
+    /// Reserves `bytes`, with an alignment that the runtime may take or not.
+    fn reserve_raw(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<u64, Code> {
+        let mut addr = ptr::null_mut();
+        let (bytes, align) = (size(bytes)?, size(align)?);
+        // SAFETY: the pointer is valid for the write; no address is asked for and there are no flags.
+        check(unsafe { (vmm.hipMemAddressReserve)(&raw mut addr, bytes, align, ptr::null_mut(), 0) })?;
+        Ok(addr.expose_provenance() as u64)
+    }
+
+    /// Reserves `bytes` at a multiple of `align`, with more around them if it must be.
+    fn reserve_aligned(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<(u64, Reserved), Code> {
+        let by_hand = self.rows.has(Quirk::AlignByHand);
+        let addr = self.reserve_raw(vmm, bytes, if by_hand { 0 } else { align })?;
+        if !by_hand || addr.is_multiple_of(align) || addr == 0 {
+            return Ok((addr, Reserved { addr, bytes }));
+        }
+        // SAFETY: this is what was just reserved, nothing is mapped there, and nobody knows of it.
+        check(unsafe { (vmm.hipMemAddressFree)(pointer(addr), size(bytes)?) })?;
+        let more = bytes.checked_add(align).ok_or(Code(ffi::hipErrorOutOfMemory))?;
+        let addr = self.reserve_raw(vmm, more, 0)?;
+        Ok((addr.next_multiple_of(align), Reserved { addr, bytes: more }))
+    }
+
+    /// What is behind `hipErrorOutOfMemory` from creating, which the runtime says of any failure.
+    fn look_into(&self, error: DriverError, bytes: u64) -> DriverError {
+        let asked = Bytes::new(bytes);
+        let sort = |kind, detail| {
+            let code = ffi::hipErrorOutOfMemory;
+            DriverError::new(Call::Create, kind).with_code(i64::from(code), Code(code).name()).with_detail(detail)
+        };
+        if error.kind() != DriverErrorKind::OutOfMemory || !self.rows.has(Quirk::AnyFailureIsOutOfMemory) {
+            return error.with_detail(format!("{asked} asked"));
+        }
+        if let Ok(files) = ThisProcess.open_files()
+            && files.held >= files.soft
+        {
+            let detail = format!("{asked} asked, {} files open, limit {}", files.held, files.soft);
+            return sort(DriverErrorKind::OutOfFiles, detail);
+        }
+        if let Ok(maps) = ThisProcess.maps()
+            && maps.held.saturating_add(NEARLY) >= maps.limit
+        {
+            let detail = format!("{asked} asked, {} map entries held, limit {}", maps.held, maps.limit);
+            return sort(DriverErrorKind::OutOfMaps, detail);
+        }
+        let free =
+            self.memory().map_or_else(|_| "an unknown amount".to_owned(), |memory| Bytes::new(memory.free).to_string());
+        error.with_detail(format!("{asked} asked, {free} free"))
+    }
+
+    /// Grants `device` access to one mapping.
+    fn grant(vmm: &Vmm, device: i32, addr: u64, bytes: u64) -> Result<(), Code> {
+        let access = hipMemAccessDesc { location: Self::location(device), flags: ffi::hipMemAccessFlagsProtReadWrite };
+        let bytes = size(bytes)?;
+        // SAFETY: the callers have had it borne out by the book that this is one whole mapping; the pointer is valid for
+        // the read of the one description that is announced.
+        check(unsafe { (vmm.hipMemSetAccess)(pointer(addr), bytes, &raw const access, 1) })
+    }
+
+    /// Marks those of these mappings that the runtime only said it had made.
+    fn find_phantoms(&self, vmm: &Vmm, places: &[(u64, u64)]) {
+        let location = Self::location(self.device);
+        for &(addr, bytes) in places {
+            let mut flags = 0;
+            // SAFETY: both pointers are valid, one for the write of the flags, the other for the read of a location. Of
+            // an address where nothing is mapped the runtime says so.
+            let answer = check(unsafe { (vmm.hipMemGetAccess)(&raw mut flags, &raw const location, pointer(addr)) });
+            if answer != Err(Code(ffi::hipErrorInvalidValue)) {
+                continue;
+            }
+            let mut book = self.book.lock();
+            if book.phantom(addr, bytes, self.rows.has(Quirk::KeptReference)) {
+                tracing::debug!(device = %self.info.id(), addr, bytes, "the runtime mapped nothing and said it had");
+            }
+        }
+    }
+
+    /// Queues a copy or a fill on `stream`, or on the stream for those without one, and then waits for it.
+    fn queue(
+        &self,
+        call: Call,
+        (dst, src): (u64, u64),
+        bytes: u64,
+        stream: Option<RawStream>,
+        work: impl Fn(&Core, u64, usize, *mut c_void) -> hipError_t,
+    ) -> DriverResult<()> {
+        // Nothing to do is not worth a call, and not all of the runtime's functions take zero.
+        if bytes == 0 {
+            return Ok(());
+        }
+        let cuts = self.cuts(dst, src, bytes);
+        self.within(call, |core| {
+            let target = stream.map_or(self.copies.0, RawStream::as_raw);
+            let mut from = 0;
+            for to in cuts {
+                check(work(core, from, size(to - from)?, target))?;
+                from = to;
+            }
+            if stream.is_none() {
+                // SAFETY: the stream is this driver's own and alive.
+                check(unsafe { (core.hipStreamSynchronize)(target) })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Where a copy has to be cut: the ends of its pieces, the last of them `bytes`.
+    fn cuts(&self, dst: u64, src: u64, bytes: u64) -> Vec<u64> {
+        if !self.rows.has(Quirk::CopyInOneChunk) {
+            return vec![bytes];
+        }
+        let book = self.book.lock();
+        let mut cuts = Vec::new();
+        let mut at = 0;
+        while at < bytes {
+            // What is no mapping has no border.
+            let left = |start: u64| book.layout.border(start + at).map_or(u64::MAX, |end| end - (start + at));
+            at += left(dst).min(left(src)).min(bytes - at);
+            cuts.push(at);
+        }
+        cuts
+    }
+}
+
+/// A size as the runtime takes it.
+fn size(bytes: u64) -> Result<usize, Code> {
+    usize::try_from(bytes).map_err(|_| Code(ffi::hipErrorInvalidValue))
+}
+
+fn event_ptr(event: RawEvent) -> ffi::hipEvent_t {
+    // `ffi` asserts that a pointer has 64 bits.
+    ptr::with_exposed_provenance_mut(event.0 as usize)
+}
+
+// SAFETY: spans, blocks and mappings are the runtime's own, which gives out addresses that overlap nothing else in the
+// process and keeps them until they are freed. What is known of runtimes that report success without having done so is
+// treated by the rows, and what is not known is what the start-up check looks for. The memory is not host visible and is
+// not said to be. The functions are C and do not unwind.
+unsafe impl Driver for HipDriver {
+    fn info(&self) -> &DriverInfo {
+        &self.info
+    }
+
+    fn support(&self) -> DriverResult<()> {
+        self.vmm(Call::Support)?;
+        match self.hip.attribute(self.device, ffi::hipDeviceAttributeVirtualMemoryManagementSupported) {
+            Ok(0) => Err(DriverError::new(Call::Support, DriverErrorKind::NotSupported).with_detail(
+                "hipDeviceAttributeVirtualMemoryManagementSupported is 0 (an old kernel driver, or \
+                 HIP_VMEM_MANAGE_SUPPORT=0)",
+            )),
+            Ok(_) => Ok(()),
+            Err(code) => Err(code.during(Call::Support)),
+        }
+    }
+
+    fn granularity(&self) -> DriverResult<Granularities> {
+        let prop = self.properties(ChunkProps::PLAIN);
+        self.within_vmm(Call::Granularity, |vmm| {
+            let ask = |which| {
+                let mut bytes = 0_usize;
+                // SAFETY: both pointers are valid, one for the write of a size, the other for the read of a property.
+                check(unsafe { (vmm.hipMemGetAllocationGranularity)(&raw mut bytes, &raw const prop, which) })?;
+                Ok(bytes as u64)
+            };
+            Ok(Granularities {
+                minimum: ask(ffi::hipMemAllocationGranularityMinimum)?,
+                recommended: ask(ffi::hipMemAllocationGranularityRecommended)?,
+            })
+        })
+    }
+
+    fn memory(&self) -> DriverResult<MemoryInfo> {
+        let (mut free, mut total) = (0_usize, 0_usize);
+        self.within(Call::Memory, |core| {
+            // SAFETY: both pointers are valid for the write.
+            check(unsafe { (core.hipMemGetInfo)(&raw mut free, &raw mut total) })
+        })?;
+        let mut info = MemoryInfo { free: free as u64, total: total as u64 };
+        if self.integrated {
+            info.free = sys::memory::at_most_available(info.free);
+        } else if self.rows.has(Quirk::FreeIgnoresGraphics)
+            && let Some(seen) = self.card.as_ref().and_then(sys::pci::Card::memory)
+            // A part of a divided card has the whole card's figures there, which are not its own.
+            && seen.total.abs_diff(info.total) <= info.total / 8
+        {
+            info.free = info.free.min(seen.total.saturating_sub(seen.used));
+        }
+        Ok(info)
+    }
+
+    fn reserve(&self, bytes: u64, align: u64) -> DriverResult<u64> {
+        let reserved = self.within_vmm(Call::Reserve, |vmm| self.reserve_aligned(vmm, bytes, align));
+        let (addr, raw) = reserved.map_err(|error| {
+            // It is addresses that run out here; up to 6.x an odd size is called out of memory as well.
+            let kind = match error.kind() {
+                DriverErrorKind::OutOfMemory => DriverErrorKind::OutOfAddresses,
+                other => other,
+            };
+            let code = Code(error.code().and_then(|code| hipError_t::try_from(code).ok()).unwrap_or_default());
+            let (bytes, align) = (Bytes::new(bytes), Bytes::new(align));
+            DriverError::new(Call::Reserve, kind)
+                .with_code(i64::from(code.0), code.name())
+                .with_detail(format!("{bytes} aligned to {align}"))
+        })?;
+        // An address that cannot be is refused above, and there is nothing of it to free.
+        if addr != 0 {
+            self.book.lock().layout.add_span(addr, bytes, raw);
+        }
+        Ok(addr)
+    }
+
+    unsafe fn free_span(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        // Taken out first, since another thread may be given the same addresses right after.
+        let raw = Self::checked(Call::FreeSpan, self.book.lock().layout.remove_span(addr, bytes))?;
+        let freed = self.within_vmm(Call::FreeSpan, |vmm| {
+            let bytes = size(raw.bytes)?;
+            // SAFETY: the book bears out that the runtime reserved just this, and that nothing is mapped there; the
+            // caller vouches that nothing uses it.
+            check(unsafe { (vmm.hipMemAddressFree)(pointer(raw.addr), bytes) })
+        });
+        freed.inspect_err(|_| self.book.lock().layout.add_span(addr, bytes, raw))
+    }
+
+    fn create(&self, bytes: u64, props: ChunkProps) -> DriverResult<RawHandle> {
+        let refusal = match props {
+            ChunkProps { shareable: Shareable::Fabric, .. } => Some("HIP cannot share memory as a fabric handle"),
+            ChunkProps { rdma: true, .. } => Some("HIP has no property for RDMA; export the chunk instead"),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            return Err(DriverError::new(Call::Create, DriverErrorKind::NotSupported).with_detail(refusal));
+        }
+        let prop = self.properties(props);
+        let mut handle = ptr::null_mut();
+        self.within_vmm(Call::Create, |vmm| {
+            let bytes = size(bytes)?;
+            // SAFETY: both pointers are valid, one for the write of a handle, the other for the read of a property.
+            check(unsafe { (vmm.hipMemCreate)(&raw mut handle, bytes, &raw const prop, 0) })
+        })
+        .map_err(|error| self.look_into(error, bytes))?;
+        Ok(self.book.lock().add_handle(HandlePtr(handle), bytes, None))
+    }
+
+    unsafe fn release(&self, handle: RawHandle) -> DriverResult<()> {
+        let vmm = self.vmm(Call::Release)?;
+        let _alone = ONE_AT_A_TIME.lock();
+        loop {
+            let (raw, kept) = {
+                let mut book = self.book.lock();
+                let found = Self::checked(Call::Release, book.idle_handle(handle))?;
+                (found.raw, found.kept)
+            };
+            self.within(Call::Release, |_| {
+                // SAFETY: the book bears out that the runtime gave this handle, that it is mapped nowhere, and that it
+                // still holds this reference: its own, or one that a map which failed has left on it.
+                check(unsafe { (vmm.hipMemRelease)(raw.0) })
+            })?;
+            let mut book = self.book.lock();
+            match book.handle(handle) {
+                Ok(found) if kept > 0 => found.kept -= 1,
+                _ => {
+                    book.remove_handle(handle);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    unsafe fn map(&self, addr: u64, bytes: u64, handle: RawHandle) -> DriverResult<()> {
+        let raw = Self::checked(Call::Map, self.book.lock().map(addr, bytes, handle))?;
+        let mapped = self.within_vmm(Call::Map, |vmm| {
+            let bytes = size(bytes)?;
+            // SAFETY: the book bears out that the addresses are reserved and free, and that the handle is the runtime's
+            // and has this size; zero is the only offset the runtime takes.
+            check(unsafe { (vmm.hipMemMap)(pointer(addr), bytes, 0, raw.0, 0) })
+        });
+        mapped.inspect_err(|_| self.book.lock().unmapped(addr))
+    }
+
+    unsafe fn set_access(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        let vmm = self.vmm(Call::SetAccess)?;
+        let _alone = ONE_AT_A_TIME.lock();
+        let places: Vec<(u64, u64)> = {
+            let book = self.book.lock();
+            Self::checked(Call::SetAccess, book.layout.whole(addr, bytes))?;
+            book.layout.within(addr, bytes).map(|(at, mapping)| (at, mapping.bytes)).collect()
+        };
+        let owner = [self.device];
+        let devices: Vec<i32> = match self.rows.has(Quirk::PeersFirst) {
+            true => self.peers.iter().chain(&owner).copied().collect(),
+            false => owner.iter().chain(&self.peers).copied().collect(),
+        };
+        let granted = self.within(Call::SetAccess, |_| {
+            // Chunk by chunk: over several, 7.0 to 7.2 add up sizes from the start of the span.
+            let each = |&(at, bytes)| devices.iter().try_for_each(|device| Self::grant(vmm, *device, at, bytes));
+            places.iter().try_for_each(each)
+        });
+        if granted.is_err() && self.rows.has(Quirk::SilentMap) {
+            self.find_phantoms(vmm, &places);
+            self.hip.forget_error();
+        }
+        if granted.is_ok() {
+            let mut book = self.book.lock();
+            let handles: Vec<_> = book.layout.within(addr, bytes).map(|(_, mapping)| mapping.of.handle).collect();
+            for handle in handles {
+                // The runtime has what it needs of the file by now.
+                let _ = book.handle(handle).map(|found| found.file.take());
+            }
+        }
+        granted
+    }
+
+    unsafe fn unmap(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        let mapped = *Self::checked(Call::Unmap, self.book.lock().layout.exactly(addr, bytes))?;
+        if !mapped.phantom {
+            self.within_vmm(Call::Unmap, |vmm| {
+                let bytes = size(bytes)?;
+                // SAFETY: the book bears out that this is a whole mapping, and as far as the runtime tells it was really
+                // made; the caller vouches that nothing uses it any more.
+                check(unsafe { (vmm.hipMemUnmap)(pointer(addr), bytes) })
+            })?;
+        }
+        if self.rows.has(Quirk::KeptUnderSpan) {
+            // SAFETY: the addresses lie in a span that the runtime reserved for us, nothing is mapped there any more,
+            // and empty pages without access keep them reserved just as well.
+            if let Err(error) = unsafe { sys::map::reserve_at(addr, bytes) } {
+                tracing::warn!(device = %self.info.id(), %error, "memory may not return before its span is freed");
+            }
+        }
+        self.book.lock().unmapped(addr);
+        Ok(())
+    }
+
+    unsafe fn export(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
+        let raw = Self::checked(Call::Export, self.book.lock().handle(handle).map(|found| found.raw))?;
+        let mut fd: i32 = -1;
+        self.within_vmm(Call::Export, |vmm| {
+            let kind = ffi::hipMemHandleTypePosixFileDescriptor;
+            // SAFETY: the book bears out the handle; for this kind the runtime writes an `int`, for which the pointer is
+            // valid.
+            check(unsafe { (vmm.hipMemExportToShareableHandle)((&raw mut fd).cast(), raw.0, kind, 0) })
+        })?;
+        // SAFETY: the runtime has just opened the descriptor for us, and no one else knows of it.
+        unsafe { adopt_exported(fd) }
+    }
+
+    unsafe fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> DriverResult<RawHandle> {
+        // The runtime gets a descriptor that stays open as long as it may want it.
+        let own = match self.rows.has(Quirk::FileUntilAccess) {
+            true => Some(fd.try_clone_to_owned().map_err(|error| {
+                let kind = match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => DriverErrorKind::OutOfFiles,
+                    _ => DriverErrorKind::Other,
+                };
+                DriverError::new(Call::Import, kind).with_detail(error.to_string())
+            })?),
+            false => None,
+        };
+        let mut number = own.as_ref().map_or(fd, AsFd::as_fd).as_raw_fd();
+        let mut handle = ptr::null_mut();
+        self.within_vmm(Call::Import, |vmm| {
+            let kind = ffi::hipMemHandleTypePosixFileDescriptor;
+            // SAFETY: both pointers are valid, one for the write of a handle; for this kind the runtime reads an `int`
+            // through the other. The descriptor stays ours.
+            check(unsafe { (vmm.hipMemImportFromShareableHandle)(&raw mut handle, (&raw mut number).cast(), kind) })
+        })?;
+        Ok(self.book.lock().add_handle(HandlePtr(handle), bytes, own))
+    }
+
+    fn allocate(&self, bytes: u64) -> DriverResult<u64> {
+        let mut block: hipDeviceptr_t = ptr::null_mut();
+        self.within(Call::Allocate, |core| {
+            let bytes = size(bytes)?;
+            // SAFETY: the pointer is valid for the write.
+            check(unsafe { (core.hipMalloc)(&raw mut block, bytes) })
+        })
+        .map_err(|error| error.with_detail(format!("{} asked", Bytes::new(bytes))))?;
+        let addr = block.expose_provenance() as u64;
+        self.book.lock().add_block(addr, bytes);
+        Ok(addr)
+    }
+
+    unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        Self::checked(Call::Free, self.book.lock().remove_block(addr, bytes))?;
+        let freed = self.within(Call::Free, |core| {
+            // SAFETY: the book bears out that this is a block of the runtime's; the caller vouches that nothing uses it
+            // any more.
+            check(unsafe { (core.hipFree)(pointer(addr)) })
+        });
+        freed.inspect_err(|_| self.book.lock().add_block(addr, bytes))
+    }
+
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
+        self.queue(Call::CopyIn, (dst, dst), bytes, stream, |core, at, bytes, stream| {
+            // The offset is within the size, which fits a `usize`.
+            let from = src.wrapping_add(at as usize).cast();
+            // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
+            unsafe { (core.hipMemcpyHtoDAsync)(pointer(dst + at), from, bytes, stream) }
+        })
+    }
+
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
+        self.queue(Call::CopyOut, (src, src), bytes, stream, |core, at, bytes, stream| {
+            // The offset is within the size, which fits a `usize`.
+            let to = dst.wrapping_add(at as usize).cast();
+            // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
+            unsafe { (core.hipMemcpyDtoHAsync)(to, pointer(src + at), bytes, stream) }
+        })
+    }
+
+    unsafe fn copy_within(&self, dst: u64, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
+        // Onto itself there is nothing to copy, and the runtime does not promise that it may.
+        let bytes = if dst == src { 0 } else { bytes };
+        self.queue(Call::CopyWithin, (dst, src), bytes, stream, |core, at, bytes, stream| {
+            // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
+            unsafe { (core.hipMemcpyDtoDAsync)(pointer(dst + at), pointer(src + at), bytes, stream) }
+        })
+    }
+
+    unsafe fn fill(&self, dst: u64, value: u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
+        self.queue(Call::Fill, (dst, dst), bytes, stream, |core, at, bytes, stream| {
+            // SAFETY: the caller vouches for the memory until it is filled, and for the stream.
+            unsafe { (core.hipMemsetD8Async)(pointer(dst + at), value, bytes, stream) }
+        })
+    }
+
+    fn event_create(&self) -> DriverResult<RawEvent> {
+        let mut event = ptr::null_mut();
+        self.within(Call::EventCreate, |core| {
+            // SAFETY: the pointer is valid for the write.
+            check(unsafe { (core.hipEventCreateWithFlags)(&raw mut event, ffi::hipEventDisableTiming) })
+        })?;
+        Ok(RawEvent(event.expose_provenance() as u64))
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {
+        self.within(Call::EventRecord, |core| {
+            // SAFETY: the caller vouches that both are alive and of this device.
+            check(unsafe { (core.hipEventRecord)(event_ptr(event), stream.as_raw()) })
+        })
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
+        self.within(Call::EventQuery, |core| {
+            // SAFETY: the caller vouches that the event is alive and of this device.
+            match check(unsafe { (core.hipEventQuery)(event_ptr(event)) }) {
+                Ok(()) => Ok(true),
+                Err(Code(ffi::hipErrorNotReady)) => {
+                    self.hip.forget_error();
+                    Ok(false)
+                }
+                Err(code) => Err(code),
+            }
+        })
+    }
+
+    unsafe fn event_wait(&self, event: RawEvent) -> DriverResult<()> {
+        self.within(Call::EventWait, |core| {
+            // SAFETY: the caller vouches that the event is alive and of this device.
+            check(unsafe { (core.hipEventSynchronize)(event_ptr(event)) })
+        })
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()> {
+        self.within(Call::EventDestroy, |core| {
+            // SAFETY: the caller vouches that the event is alive, of this device and not used again.
+            check(unsafe { (core.hipEventDestroy)(event_ptr(event)) })
+        })
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        self.within(Call::Synchronize, |core| {
+            // SAFETY: this device is current; the function takes nothing.
+            check(unsafe { (core.hipDeviceSynchronize)() })
+        })
+    }
+
+    unsafe fn synchronize_stream(&self, stream: RawStream) -> DriverResult<()> {
+        self.within(Call::SynchronizeStream, |core| {
+            // SAFETY: the caller vouches that the stream is alive and of this device.
+            check(unsafe { (core.hipStreamSynchronize)(stream.as_raw()) })
+        })
+    }
+
+    unsafe fn stream_is_capturing(&self, stream: RawStream) -> DriverResult<bool> {
+        self.within(Call::StreamIsCapturing, |core| {
+            let mut status = ffi::hipStreamCaptureStatusNone;
+            // SAFETY: the caller vouches for the stream; the pointer is valid for the write.
+            match check(unsafe { (core.hipStreamIsCapturing)(stream.as_raw(), &raw mut status) }) {
+                Ok(()) => Ok(status != ffi::hipStreamCaptureStatusNone),
+                // The null stream's answer while another stream, which waits for it, is capturing.
+                Err(Code(ffi::hipErrorStreamCaptureImplicit)) => Ok(true),
+                Err(code) => Err(code),
+            }
+        })
+    }
+}
