@@ -24,6 +24,8 @@ mod gpu;
 mod growth;
 #[path = "../promises/life.rs"]
 mod life;
+#[path = "../shared/process.rs"]
+mod process;
 mod quiesce;
 #[path = "../promises/share.rs"]
 mod share;
