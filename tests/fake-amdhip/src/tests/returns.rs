@@ -92,3 +92,23 @@ fn a_file_per_handle_on_7_14_only() {
         assert_eq!(hip.figures().open_handle_files, 0, "{name}");
     }
 }
+
+#[test]
+fn what_comes_back_goes_back_to_the_system() {
+    use std::os::unix::fs::MetadataExt;
+    let hip = Hip::new("7.14.1");
+    let pages = || hip.0.look(|state| state.memory.zeros(0).metadata().unwrap().blocks()) * 512 / 4096;
+    let (at, handles) = hip.span(2);
+    hip.fill(at, 1, CHUNK + 4096, 0).unwrap();
+    hip.synchronize(0).unwrap();
+    assert!(pages() >= 513, "{} pages", pages());
+    hip.unmap(at, CHUNK).unwrap();
+    hip.release(handles[0]).unwrap();
+    let left = pages();
+    assert!((1..=512).contains(&left), "{left} pages, huge ones or not");
+    let block = hip.malloc(MIB).unwrap();
+    hip.fill(block, 1, MIB, 0).unwrap();
+    hip.synchronize(0).unwrap();
+    hip.free(block).unwrap();
+    assert!(pages() <= left, "{} pages", pages());
+}

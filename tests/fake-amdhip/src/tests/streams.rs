@@ -218,3 +218,31 @@ fn the_null_stream_and_a_capture_it_would_wait_for() {
     assert_eq!(end(&hip, blocking), Err(901));
     assert_eq!(begin(&hip, 0, 0), Err(900));
 }
+
+#[test]
+fn an_event_in_the_null_stream_is_behind_the_blocking_streams() {
+    let hip = Hip::new("7.14.1");
+    let block = hip.malloc(64).unwrap();
+    let (stream, event) = (hip.stream(0), hip.event());
+    hip.fill(block, 1, 64, stream).unwrap();
+    hip.record(event, 0).unwrap();
+    hip.fill(block, 2, 64, stream).unwrap();
+    hip.do_("hipEventSynchronize", Kind::Usual, |call| call.event_synchronize(event)).unwrap();
+    let other = hip.stream(NON_BLOCKING);
+    let mut back = [0];
+    hip.download(&mut back, block, other).unwrap();
+    hip.synchronize(other).unwrap();
+    assert_eq!(back, [1], "what came before it is done, what came after is not");
+}
+
+#[test]
+fn an_event_passes_with_its_latest_record() {
+    let hip = Hip::new("7.14.1");
+    let block = hip.malloc(64).unwrap();
+    let (first, second, event) = (hip.stream(NON_BLOCKING), hip.stream(NON_BLOCKING), hip.event());
+    hip.record(event, first).unwrap();
+    hip.fill(block, 1, 64, second).unwrap();
+    hip.record(event, second).unwrap();
+    hip.synchronize(first).unwrap();
+    assert_eq!((hip.query(event), hip.query(event)), (Err(600), Ok(())));
+}
