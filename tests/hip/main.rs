@@ -50,6 +50,8 @@ pub(crate) const SPARSE: u64 = 11;
 /// What drivers that keep failing say.
 pub(crate) const KINDS: &[DriverErrorKind] = &[DriverErrorKind::Other, DriverErrorKind::OutOfMemory];
 
+pub(crate) use personalities::{expects_a_ladder, expects_virtual_memory};
+
 /// A card as it comes, one as those use it who want virtual memory on older runtimes too, and one in one piece. Each is a
 /// device of its own, so that what a test leaves on purpose on one is not missed on another.
 pub(crate) fn worlds() -> Vec<World> {

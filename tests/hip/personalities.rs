@@ -66,6 +66,16 @@ fn expected() -> &'static Expected {
     ALL.iter().find(|expected| expected.personality == name).unwrap()
 }
 
+/// Whether any of the devices must have virtual memory, so that no test passes for want of one.
+pub(crate) fn expects_virtual_memory() -> bool {
+    expected().in_2_mib.is_empty()
+}
+
+/// Whether any of them must take chunks of mixed sizes, which HIP 7.2 does not.
+pub(crate) fn expects_a_ladder() -> bool {
+    expects_virtual_memory() && !matches!(expected().personality, "7.2.4" | "7.10")
+}
+
 /// How this process's personality is opened.
 pub(crate) fn hip_options() -> HipOptions {
     match std::env::var("FAKE_AMDHIP").as_deref() {

@@ -120,8 +120,8 @@ impl StandIn {
 
 }
 
-/// A stream made outside the crate.
-pub(crate) struct Stream(*mut c_void);
+/// A stream made outside the crate, and its device.
+pub(crate) struct Stream(*mut c_void, i32);
 
 impl Stream {
     pub(crate) fn new(device: i32) -> Self {
@@ -130,7 +130,7 @@ impl Stream {
         assert_eq!(StandIn::get().hipStreamCreateWithFlags(stream.as_mut_ptr(), 1), 0);
         StandIn::get().make_current(0);
         // SAFETY: the call succeeded and so has written it.
-        Self(unsafe { stream.assume_init() })
+        Self(unsafe { stream.assume_init() }, device)
     }
 
     pub(crate) fn raw(&self) -> RawStream {
@@ -141,6 +141,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        StandIn::get().make_current(self.1);
         assert_eq!(StandIn::get().hipStreamDestroy(self.0), 0);
+        StandIn::get().make_current(0);
     }
 }
