@@ -203,6 +203,10 @@ fn wrong_calls_do_not_get_to_the_runtime() {
 
 #[test]
 #[ignore = "for processes that are one personality"]
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "wrong on purpose; the driver refuses before the runtime is called"
+)]
 fn misuse_is_refused() {
     const CHUNK: u64 = 2 << 20;
     let driver = HipDriver::open(0).unwrap();
@@ -213,7 +217,6 @@ fn misuse_is_refused() {
     unsafe { driver.map(span, CHUNK, handle) }.unwrap();
     let other = growspan::driver::RawHandle(99);
     type Wrong = (Call, Box<dyn Fn(&HipDriver) -> Result<(), growspan::driver::DriverError>>);
-    // SAFETY of all these: they break the rules on purpose, and the driver refuses them before the runtime is called.
     let wrong: Vec<Wrong> = vec![
         (Call::Unmap, Box::new(move |driver| unsafe { driver.unmap(span, CHUNK / 2) })),
         (Call::Unmap, Box::new(move |driver| unsafe { driver.unmap(span, 2 * CHUNK) })),

@@ -11,7 +11,8 @@ const GIB: usize = 1 << 30;
 
 /// The reason of a process that may not hold as many files as 2 MiB chunks of the whole card take: 16,312 for the chunks
 /// of 32,624 MiB, and 1,024 for the application.
-const TOO_FEW: &str = "ROCm keeps an open file per 2 MiB chunk: 17336 needed, and the open-file limit is 4096 (hard 4096)";
+const TOO_FEW: &str =
+    "ROCm keeps an open file per 2 MiB chunk: 17336 needed, and the open-file limit is 4096 (hard 4096)";
 
 fn child(limits: &[&str]) -> Child {
     Child::of("7.14.1").under(limits)

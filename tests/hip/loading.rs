@@ -98,7 +98,8 @@ fn two_runtimes_are_refused() {
     let refused = child().role_well("loading two");
     assert!(refused.contains("two HIP runtimes") && refused.contains(&first) && refused.contains(&second), "{refused}");
     // Also one that comes when ours is in use.
-    let seen = Child::of("7.14.1").set("GROWSPAN_HIP_LIBRARY", &first).set("SECOND", &second).role_well("loading later");
+    let seen =
+        Child::of("7.14.1").set("GROWSPAN_HIP_LIBRARY", &first).set("SECOND", &second).role_well("loading later");
     assert!(seen.contains("refused: this process would have two HIP runtimes"), "{seen}");
 }
 

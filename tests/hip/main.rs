@@ -6,8 +6,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use growspan::driver::hip::HipDriver;
 use growspan::driver::DriverErrorKind;
+use growspan::driver::hip::HipDriver;
 use growspan::{Bytes, Device, DeviceOptions, Granularity};
 
 mod child;

@@ -48,7 +48,6 @@ macro_rules! functions {
 
 functions! {
     fn fake_amdhip_figures(device: i32, out: *mut Figures) -> ();
-    fn fake_amdhip_calls(name: *const c_char) -> u64;
     fn fake_amdhip_device_of(address: *const c_void) -> i32;
     fn fake_amdhip_fail_map(nth: u64) -> ();
     fn fake_amdhip_fail_call(name: *const c_char, nth: u64, code: u32) -> ();
@@ -73,11 +72,6 @@ impl StandIn {
         let mut figures = Figures::default();
         self.fake_amdhip_figures(device, &raw mut figures);
         figures
-    }
-
-    /// How often a function was called.
-    pub(crate) fn calls(&self, name: &CStr) -> u64 {
-        self.fake_amdhip_calls(name.as_ptr())
     }
 
     /// The device that the memory at an address lies on, -1 if there is none.
@@ -117,7 +111,6 @@ impl StandIn {
     pub(crate) fn last_error(&self) -> u32 {
         self.hipGetLastError()
     }
-
 }
 
 /// A stream made outside the crate, and its device.
