@@ -10,6 +10,11 @@ pub(crate) fn on(reason: &Reason) -> String {
                                      with unified memory"
                 .to_owned()
         }
+        Reason::KnownFault { .. } => {
+            "move to a runtime without that fault, where the reason names one; to see what the \
+                                      check says of this one all the same, set GROWSPAN_HIP_FORCE=1"
+                .to_owned()
+        }
         Reason::Granularity { .. } => "move to a runtime that maps in 2 MiB (ROCm 7.14 or later); to see whether this \
                                        one works all the same, open the device with Granularity::AtLeast2MiB, which \
                                        runs the rest of the check"

@@ -99,6 +99,10 @@ fn describe(device: &Device) -> io::Result<()> {
         write!(out, ", {:?} of waiting after mapping", quirks.settle)?;
     }
     writeln!(out, "; granularity {}", verdict.granularity())?;
+    for (n, fault) in info.known_faults.iter().enumerate() {
+        let label = if n == 0 { "known of it:" } else { "" };
+        writeln!(out, "  {label:<11} {}\n              -> {}", fault.what, fault.treatment)?;
+    }
     if let Some(files) = FilesNeeded::by(device) {
         let FilesNeeded { per_chunk, ladder, usual } = files;
         writeln!(
@@ -147,6 +151,14 @@ fn device_json(device: &growspan::Result<Device>) -> Value {
                 ("max_chunk_bytes", quirks.max_chunk.into()),
                 ("settle_ms", (quirks.settle.as_secs_f64() * 1e3).into()),
             ]),
+        ),
+        (
+            "known_faults",
+            info.known_faults
+                .iter()
+                .map(|fault| object([("what", fault.what.into()), ("treatment", fault.treatment.into())]))
+                .collect::<Vec<_>>()
+                .into(),
         ),
         ("open_files_needed", files.into()),
         (

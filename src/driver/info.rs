@@ -92,6 +92,26 @@ pub struct DriverInfo {
     pub check: CheckForm,
     /// What is known of the runtime's oddities; the check may add to it.
     pub quirks: Quirks,
+    /// The faults that the runtime is known for on this device, for people.
+    pub known_faults: Vec<KnownFault>,
+}
+
+/// A fault that a runtime is known for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KnownFault {
+    /// What it does.
+    pub what: &'static str,
+    /// What the driver does about it.
+    pub treatment: &'static str,
+}
+
+impl KnownFault {
+    /// A fault and its treatment.
+    #[must_use]
+    pub const fn new(what: &'static str, treatment: &'static str) -> Self {
+        Self { what, treatment }
+    }
 }
 
 impl DriverInfo {
@@ -113,6 +133,7 @@ impl DriverInfo {
             memory_word: "VRAM",
             check: CheckForm::Full,
             quirks: Quirks::default(),
+            known_faults: Vec::new(),
         }
     }
 

@@ -37,8 +37,8 @@ mod table;
 pub use error::{Call, DriverError, DriverErrorKind};
 pub use gate::Gate;
 pub use info::{
-    Backend, CheckForm, ChunkProps, DriverInfo, Granularities, MapCount, MemoryInfo, OpenFiles, ProcessLimits, Quirks,
-    Shareable,
+    Backend, CheckForm, ChunkProps, DriverInfo, Granularities, KnownFault, MapCount, MemoryInfo, OpenFiles,
+    ProcessLimits, Quirks, Shareable,
 };
 #[cfg(any(feature = "cuda", feature = "hip"))]
 pub use table::LoadError;

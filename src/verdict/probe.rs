@@ -16,6 +16,7 @@ use crate::backing::Mode;
 use crate::bytes::Bytes;
 use crate::card::{Card, check_address, twice};
 use crate::driver::{CheckForm, ChunkProps, DriverError, DriverErrorKind, MemoryInfo, Quirks, RawHandle};
+use crate::error::Shortage;
 use crate::pool::Sizing;
 
 /// The smallest chunk on a GPU, whose pages are that large.
@@ -41,17 +42,18 @@ pub(crate) fn decide(card: &Arc<Card>, options: CheckOptions) -> Box<dyn Verdict
         quirks: card.gate().info().quirks.clone(),
         granularity: LEAST_GPU_CHUNK,
     };
+    let not_run = |why| Reason::NotRun { why, runtime: card.gate().info().runtime.clone() };
     let thread = std::thread::Builder::new().name("growspan-check".to_owned());
     // A driver that hangs takes this thread with it and nothing else.
     let found = match thread.spawn(move || send.send(probe.run())) {
-        Err(error) => Err(Reason::NotRun { why: format!("no thread for the check: {error}") }),
+        Err(error) => Err(not_run(format!("no thread for the check: {error}"))),
         Ok(_) => receive.recv_timeout(options.patience).unwrap_or_else(|error| match error {
             RecvTimeoutError::Timeout => Err(Reason::Hang {
                 step: log.current(),
                 waited: options.patience,
                 runtime: card.gate().info().runtime.clone(),
             }),
-            RecvTimeoutError::Disconnected => Err(Reason::NotRun { why: "the check ended early".to_owned() }),
+            RecvTimeoutError::Disconnected => Err(not_run("the check ended early".to_owned())),
         }),
     };
     verdict(card, options, &log, started, found)
@@ -256,11 +258,9 @@ impl Probe {
             seen += &format!("; open files {} of {} (hard {})", usage.ours + usage.others, usage.limit, usage.hard);
         }
         if info.maps_per_chunk > 0 {
-            let usage = self
-                .card
-                .maps()
-                .ensure(chunks.saturating_mul(u64::from(info.maps_per_chunk)))
-                .map_err(|shortage| Reason::MapEntries { needed: shortage.needed, limit: shortage.limit })?;
+            let usage = self.card.maps().ensure(chunks.saturating_mul(u64::from(info.maps_per_chunk))).map_err(
+                |Shortage { needed, limit, .. }| Reason::MapEntries { needed, limit, runtime: self.runtime() },
+            )?;
             seen += &format!("; map entries {} of {}", usage.ours + usage.others, usage.limit);
         }
         Ok(Outcome::Passed(seen))

@@ -74,6 +74,8 @@ pub enum Reason {
         needed: u64,
         /// The system's limit.
         limit: u64,
+        /// The runtime and its version.
+        runtime: String,
     },
     /// A call of the life cycle failed.
     Call {
@@ -130,6 +132,8 @@ pub enum Reason {
     NotRun {
         /// Why.
         why: String,
+        /// The runtime and its version.
+        runtime: String,
     },
     /// The caller asked for contiguous memory.
     Asked,
@@ -154,8 +158,8 @@ impl fmt::Display for Reason {
                  {hard}); {for_chunks} of them for chunks, {} kept for the application ({runtime})",
                 needed.saturating_sub(*for_chunks)
             ),
-            Self::MapEntries { needed, limit } => {
-                write!(f, "a memory map entry per chunk: {needed} needed, and vm.max_map_count is {limit}")
+            Self::MapEntries { needed, limit, runtime } => {
+                write!(f, "a memory map entry per chunk: {needed} needed, and vm.max_map_count is {limit} ({runtime})")
             }
             Self::Call { step, error, runtime } => write!(f, "{step}: {error} ({runtime})"),
             Self::Address { what, runtime } => write!(f, "{}: {what} ({runtime})", Step::Reserve),
@@ -176,7 +180,7 @@ impl fmt::Display for Reason {
             Self::Hang { step, waited, runtime } => {
                 write!(f, "{step}: the driver did not return within {:.1} s ({runtime})", waited.as_secs_f64())
             }
-            Self::NotRun { why } => write!(f, "the start-up check could not be run: {why}"),
+            Self::NotRun { why, runtime } => write!(f, "the start-up check could not be run: {why} ({runtime})"),
             Self::Asked => f.write_str("contiguous memory was asked for"),
         }
     }

@@ -1,8 +1,9 @@
 //! Processes of their own, for what cannot be taken back.
 
-use std::io::Read;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use crate::process;
 
 const ROLE: &str = "GROWSPAN_CUDA_ROLE";
 
@@ -19,35 +20,10 @@ pub(crate) struct Ended {
 pub(crate) fn run(role: &str) -> Ended {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["child::as_child", "--exact", "--ignored", "--nocapture", "--test-threads=1"]).env(ROLE, role);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let started = Instant::now();
-    let readers = [gather(child.stdout.take().unwrap()), gather(child.stderr.take().unwrap())];
-    let status = wait(&mut child, started);
-    let text = readers.map(|reader| reader.join().unwrap()).concat();
-    println!("-- child {role:?}, {:?}: {status:?}\n{}--", started.elapsed(), text);
+    let process::Ended { status, text, took } = process::run(&mut command, PATIENCE);
+    println!("-- child {role:?}, {took:?}: {status:?}\n{text}--");
     let status = status.unwrap_or_else(|| panic!("{role} did not end within {PATIENCE:?}"));
     Ended { status, text }
-}
-
-fn gather(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
-/// Waits; a child that takes too long is ended.
-fn wait(child: &mut Child, started: Instant) -> Option<ExitStatus> {
-    while started.elapsed() < PATIENCE {
-        if let Some(status) = child.try_wait().unwrap() {
-            return Some(status);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-    None
 }
 
 /// Runs a role that has to end well.

@@ -24,6 +24,8 @@ mod gpu;
 mod growth;
 #[path = "../promises/life.rs"]
 mod life;
+#[path = "../shared/process.rs"]
+mod process;
 mod quiesce;
 #[path = "../promises/share.rs"]
 mod share;
@@ -49,6 +51,16 @@ pub(crate) const SPARSE: u64 = 7;
 
 /// What drivers that keep failing say.
 pub(crate) const KINDS: &[DriverErrorKind] = &[DriverErrorKind::Other];
+
+/// Whether any of the devices must have virtual memory, so that no test passes for want of one.
+pub(crate) const fn expects_virtual_memory() -> bool {
+    true
+}
+
+/// Whether any of them must take chunks of mixed sizes.
+pub(crate) const fn expects_a_ladder() -> bool {
+    true
+}
 
 /// The first card in each way of using it, its driver wrapped in faults.
 pub(crate) fn worlds() -> Vec<World> {

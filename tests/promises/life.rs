@@ -235,7 +235,7 @@ pub(crate) fn what_one_buffer_gives_up_the_next_takes_without_a_new_chunk() {
         world.assert_empty("taken over");
         seen += 1;
     }
-    assert!(seen > 0, "no device keeps what it gets");
+    assert_eq!(seen > 0, crate::expects_virtual_memory(), "whether any device keeps what it gets");
 }
 
 pub(crate) fn overlapping_copies_on_a_device() {
@@ -291,7 +291,7 @@ pub(crate) fn exact_shrinks_give_every_granule_back_and_keep_the_contents() {
         world.assert_empty("exact");
         seen += 1;
     }
-    assert!(seen > 0, "no device has a ladder");
+    assert_eq!(seen > 0, crate::expects_a_ladder(), "whether any device has a ladder");
 }
 
 pub(crate) fn a_range_of_1100_chunks_maps_whole() {

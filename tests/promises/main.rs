@@ -37,6 +37,16 @@ pub(crate) const SPARSE: u64 = 1;
 pub(crate) const KINDS: &[DriverErrorKind] =
     &[DriverErrorKind::Other, DriverErrorKind::OutOfMemory, DriverErrorKind::OutOfFiles];
 
+/// Whether any of the devices must have virtual memory, so that no test passes for want of one.
+pub(crate) const fn expects_virtual_memory() -> bool {
+    true
+}
+
+/// Whether any of them must take chunks of mixed sizes.
+pub(crate) const fn expects_a_ladder() -> bool {
+    true
+}
+
 /// The promises that are kept on any driver, as tests on these.
 macro_rules! on_every_driver {
     ($($module:ident { $($name:ident,)* })*) => { mod on_every_driver { $($(

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
-use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult};
+use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
 use crate::sys::pci;
 
 mod book;
@@ -208,6 +208,7 @@ impl HipDriver {
         info.open_files_per_chunk = u32::from(rows.has(Quirk::FilePerChunk));
         info.maps_per_chunk = u32::from(rows.has(Quirk::MapEntryPerChunk));
         info.quirks = rows.for_the_crate(&runtime);
+        info.known_faults = rows.rows().map(|row| KnownFault::new(row.what, row.treatment)).collect();
         let integrated = hip.attribute(device, ffi::hipDeviceAttributeIntegrated).is_ok_and(|value| value != 0);
         let copies = copy_stream(hip, device)?;
         Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book: Mutex::new(Book::new()) })
