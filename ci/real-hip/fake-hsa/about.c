@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
-#include <hsa/hsa_ven_amd_loader.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 // Agents by their handles: the processor, then the cards.
-enum { CPU = 1, FIRST_GPU = 2, LAST_GPU = 3, AGENTS = 4 };
+enum { GPUS = 4, CPU = 1, FIRST_GPU = 2, LAST_GPU = FIRST_GPU + GPUS - 1, AGENTS = LAST_GPU + 1 };
 // Memory pools by their handles.
-enum { HOST_FINE = 1, HOST_KERNARG = 2, HOST_COARSE = 3, FIRST_VRAM = 4, FIRST_GROUP = FIRST_VRAM + 2, POOLS = FIRST_GROUP + 2 };
+enum { HOST_FINE = 1, HOST_KERNARG, HOST_COARSE, FIRST_VRAM, FIRST_GROUP = FIRST_VRAM + GPUS };
 
 #define PAGE 4096ull
 #define VRAM_BYTES (64ull << 30)

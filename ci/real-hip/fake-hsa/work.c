@@ -1,4 +1,4 @@
-// A pretended libhsa-runtime64: two MI210 that are not there, for AMD's real HIP runtime to run on.
+// A pretended libhsa-runtime64: four MI210 that are not there, for AMD's real HIP runtime to run on.
 //
 // HIP's runtime (clr) keeps its own books of spans, handles and mappings on top of ROCr's, and has bugs of its own there.
 // With this library in place of ROCr all of that code runs on a machine without a card: `ci/real-hip.sh` does so with
@@ -8,15 +8,12 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
-#include <hsa/hsa_ext_image.h>
-#include <hsa/hsa_ven_amd_loader.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 void trace(const char *format, ...) {
     if (!getenv("FAKE_HSA_TRACE")) return;
