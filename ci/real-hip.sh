@@ -43,15 +43,16 @@ fetch() {
         -o APT::Update::Error-Mode=any
         # Mirrors may lag behind, and a file that is some weeks old is signed all the same.
         -o Acquire::Check-Valid-Until=false)
-    apt-get "${apt[@]}" update >"$root/log" 2>&1 || { skipped "HIP $version: $(grep -m 1 '^E:' "$root/log")"; return 1; }
+    apt-get "${apt[@]}" update >"$root/log" 2>&1 ||
+        { skipped "HIP $version: $(grep -m 1 '^E:' "$root/log")"; return 1; }
     found=$(apt-cache "${apt[@]}" madison "${packages[$version]}" | awk '{ print $3; exit }')
     [[ $found == "$version"-* ]] || { skipped "HIP $version: $suite has ${found:-none}"; return 1; }
     apt-get "${apt[@]}" --yes --no-install-recommends --download-only --target-release "$suite" install \
         "${packages[$version]}" libc6 >"$root/log" 2>&1 || { skipped "HIP $version: $(tail -n 1 "$root/log")"; return 1; }
-    (cd "$root/dev" && apt-get "${apt[@]}" download "libamdhip64-dev/$suite" "libhsa-runtime-dev/$suite") >"$root/log" 2>&1 ||
+    (cd "$root/dev" && apt-get "${apt[@]}" download {libamdhip64,libhsa-runtime}-dev/"$suite") >"$root/log" 2>&1 ||
         { skipped "HIP $version: $(tail -n 1 "$root/log")"; return 1; }
     # An older C library than the one that the doctor is linked with would not do for it.
-    newest=$(printf '%s\n' "$(dpkg-deb -f "$root"/apt/archives/libc6_*.deb Version)" "$(getconf GNU_LIBC_VERSION)" |
+    newest=$({ dpkg-deb -f "$root"/apt/archives/libc6_*.deb Version; getconf GNU_LIBC_VERSION; } |
         sed 's/^glibc //' | sort -V | tail -n 1)
     [[ $newest == *-* ]] || rm "$root"/apt/archives/libc6_*.deb
     for package in "$root"/apt/archives/*.deb; do dpkg-deb -x "$package" "$root/tree"; done

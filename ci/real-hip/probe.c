@@ -13,13 +13,13 @@ static int broken;
 
 // A function of the runtime, with the type that its header gives it.
 #define HIP(name) ((__typeof__(&name))dlsym(library, #name))
-#define MUST(call)                                  \
-    do {                                            \
-        const hipError_t result = (call);           \
-        if (result) {                               \
+#define MUST(call)                                     \
+    do {                                               \
+        const hipError_t result = (call);              \
+        if (result) {                                  \
             printf("broken: %s: %d\n", #call, result); \
-            broken = 1;                             \
-        }                                           \
+            broken = 1;                                \
+        }                                              \
     } while (0)
 
 #if HIP_VERSION >= 60100000
@@ -27,7 +27,8 @@ static void life_of_virtual_memory(int device) {
     enum { CHUNKS = 3 };
     static char from[CHUNKS << 21], to[CHUNKS << 21];
     const size_t chunk = 2 << 20, all = CHUNKS * chunk;
-    const hipMemAllocationProp prop = {.type = hipMemAllocationTypePinned, .location = {hipMemLocationTypeDevice, device}};
+    const hipMemAllocationProp prop = {.type = hipMemAllocationTypePinned,
+                                       .location = {hipMemLocationTypeDevice, device}};
     const hipMemAccessDesc access = {.location = prop.location, .flags = hipMemAccessFlagsProtReadWrite};
     hipMemGenericAllocationHandle_t handles[CHUNKS];
     size_t granularity[2] = {0}, free[3] = {0}, total = 0;
@@ -63,8 +64,8 @@ static void life_of_virtual_memory(int device) {
     MUST(HIP(hipMemAddressFree)(base, 64 << 20));
     MUST(HIP(hipMemGetInfo)(&free[2], &total));
     printf("device %d: granularity %zu and %zu; %zu bytes mapped, %s; %zu taken, %zu kept\n", device, granularity[0],
-           granularity[1], all, differs ? "broken: another content came back" : "filled and read back", free[0] - free[1],
-           free[0] - free[2]);
+           granularity[1], all, differs ? "broken: another content came back" : "filled and read back",
+           free[0] - free[1], free[0] - free[2]);
     broken |= differs || free[0] - free[1] != all || free[0] != free[2];
 }
 #endif

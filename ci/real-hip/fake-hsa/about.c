@@ -10,17 +10,17 @@
 #define ISA "amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-"
 
 // Writes one value of a type.
-#define GIVE(type, ...)                         \
-    do {                                        \
-        const type given = __VA_ARGS__;         \
-        memcpy(out, &given, sizeof given);      \
-        return HSA_STATUS_SUCCESS;              \
+#define GIVE(type, ...)                    \
+    do {                                   \
+        const type given = __VA_ARGS__;    \
+        memcpy(out, &given, sizeof given); \
+        return HSA_STATUS_SUCCESS;         \
     } while (0)
-#define GIVE_TEXT(size, ...)                    \
-    do {                                        \
-        memset(out, 0, size);                   \
-        snprintf(out, size, __VA_ARGS__);       \
-        return HSA_STATUS_SUCCESS;              \
+#define GIVE_TEXT(size, ...)              \
+    do {                                  \
+        memset(out, 0, size);             \
+        snprintf(out, size, __VA_ARGS__); \
+        return HSA_STATUS_SUCCESS;        \
     } while (0)
 
 hsa_status_t hsa_system_get_info(hsa_system_info_t what, void *out) {
@@ -39,7 +39,8 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t what, void *
     static uint32_t flush_register;
     const unsigned number = agent.handle - FIRST_GPU;
     switch ((int)what) {
-        case HSA_AGENT_INFO_DEVICE: GIVE(hsa_device_type_t, is_gpu(agent.handle) ? HSA_DEVICE_TYPE_GPU : HSA_DEVICE_TYPE_CPU);
+        case HSA_AGENT_INFO_DEVICE:
+            GIVE(hsa_device_type_t, is_gpu(agent.handle) ? HSA_DEVICE_TYPE_GPU : HSA_DEVICE_TYPE_CPU);
         case HSA_AGENT_INFO_NAME: GIVE_TEXT(64, "%s", is_gpu(agent.handle) ? "gfx90a" : "a processor");
         case HSA_AGENT_INFO_VENDOR_NAME: GIVE_TEXT(64, "AMD");
         case HSA_AMD_AGENT_INFO_PRODUCT_NAME: GIVE_TEXT(64, "AMD Instinct MI210 (pretended)");
@@ -122,7 +123,8 @@ hsa_status_t hsa_isa_get_info_alt(hsa_isa_t isa, hsa_isa_info_t what, void *out)
 hsa_status_t hsa_amd_agent_iterate_memory_pools(hsa_agent_t agent, hsa_status_t (*call)(hsa_amd_memory_pool_t, void *),
                                                 void *data) {
     const uint64_t number = agent.handle - FIRST_GPU;
-    const uint64_t of_cpu[] = {HOST_FINE, HOST_KERNARG, HOST_COARSE, 0}, of_gpu[] = {FIRST_VRAM + number, FIRST_GROUP + number, 0};
+    const uint64_t of_cpu[] = {HOST_FINE, HOST_KERNARG, HOST_COARSE, 0},
+                   of_gpu[] = {FIRST_VRAM + number, FIRST_GROUP + number, 0};
     for (const uint64_t *pool = is_gpu(agent.handle) ? of_gpu : of_cpu; *pool; pool++) {
         const hsa_status_t status = call((hsa_amd_memory_pool_t){*pool}, data);
         if (status != HSA_STATUS_SUCCESS) return status;
@@ -133,10 +135,12 @@ hsa_status_t hsa_amd_agent_iterate_memory_pools(hsa_agent_t agent, hsa_status_t 
 hsa_status_t hsa_amd_memory_pool_get_info(hsa_amd_memory_pool_t pool, hsa_amd_memory_pool_info_t what, void *out) {
     const bool group = pool.handle >= FIRST_GROUP;
     switch (what) {
-        case HSA_AMD_MEMORY_POOL_INFO_SEGMENT: GIVE(hsa_amd_segment_t, group ? HSA_AMD_SEGMENT_GROUP : HSA_AMD_SEGMENT_GLOBAL);
+        case HSA_AMD_MEMORY_POOL_INFO_SEGMENT:
+            GIVE(hsa_amd_segment_t, group ? HSA_AMD_SEGMENT_GROUP : HSA_AMD_SEGMENT_GLOBAL);
         case HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS:
             GIVE(uint32_t, pool.handle == HOST_FINE      ? HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED
-                           : pool.handle == HOST_KERNARG ? HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED | HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT
+                           : pool.handle == HOST_KERNARG ? HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED |
+                                                               HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT
                                                          : HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED);
         case HSA_AMD_MEMORY_POOL_INFO_SIZE:
         case HSA_AMD_MEMORY_POOL_INFO_ALLOC_MAX_SIZE: GIVE(size_t, group ? 64 << 10 : VRAM_BYTES);
@@ -155,9 +159,10 @@ hsa_status_t hsa_amd_agent_memory_pool_get_info(hsa_agent_t agent, hsa_amd_memor
     switch (what) {
         case HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS:
             // The processor cannot see a card's memory: a card without a large BAR.
-            GIVE(hsa_amd_memory_pool_access_t, own || !is_vram(pool.handle) ? HSA_AMD_MEMORY_POOL_ACCESS_ALLOWED_BY_DEFAULT
-                                               : is_gpu(agent.handle)       ? HSA_AMD_MEMORY_POOL_ACCESS_DISALLOWED_BY_DEFAULT
-                                                                            : HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED);
+            GIVE(hsa_amd_memory_pool_access_t, own || !is_vram(pool.handle)
+                                                   ? HSA_AMD_MEMORY_POOL_ACCESS_ALLOWED_BY_DEFAULT
+                                               : is_gpu(agent.handle) ? HSA_AMD_MEMORY_POOL_ACCESS_DISALLOWED_BY_DEFAULT
+                                                                      : HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED);
         case HSA_AMD_AGENT_MEMORY_POOL_INFO_NUM_LINK_HOPS: GIVE(uint32_t, own ? 0 : 1);
         case HSA_AMD_AGENT_MEMORY_POOL_INFO_LINK_INFO:
             if (own) return HSA_STATUS_SUCCESS;
@@ -182,7 +187,8 @@ hsa_status_t hsa_executable_get_symbol_by_name(hsa_executable_t executable, cons
     return HSA_STATUS_SUCCESS;
 }
 
-hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_executable_symbol_info_t what, void *out) {
+hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_executable_symbol_info_t what,
+                                            void *out) {
     switch ((int)what) {
         case HSA_EXECUTABLE_SYMBOL_INFO_TYPE: GIVE(hsa_symbol_kind_t, HSA_SYMBOL_KIND_KERNEL);
         case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT: GIVE(uint64_t, symbol.handle);
@@ -191,8 +197,8 @@ hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_
     }
 }
 
-hsa_status_t hsa_executable_create_alt(hsa_profile_t profile, hsa_default_float_rounding_mode_t mode, const char *options,
-                                       hsa_executable_t *out) {
+hsa_status_t hsa_executable_create_alt(hsa_profile_t profile, hsa_default_float_rounding_mode_t mode,
+                                       const char *options, hsa_executable_t *out) {
     (void)profile, (void)mode, (void)options;
     out->handle = 1;
     return HSA_STATUS_SUCCESS;
@@ -216,22 +222,22 @@ hsa_status_t hsa_status_string(hsa_status_t status, const char **out) {
     return HSA_STATUS_SUCCESS;
 }
 
-hsa_status_t hsa_amd_memory_lock_to_pool(void *host, size_t size, hsa_agent_t *agents, int count, hsa_amd_memory_pool_t pool,
-                                         uint32_t flags, void **out) {
+hsa_status_t hsa_amd_memory_lock_to_pool(void *host, size_t size, hsa_agent_t *agents, int count,
+                                         hsa_amd_memory_pool_t pool, uint32_t flags, void **out) {
     (void)size, (void)agents, (void)count, (void)pool, (void)flags;
     *out = host;
     return HSA_STATUS_SUCCESS;
 }
 
 // The rest, by name alone: what succeeds without doing anything, and what is not to be had.
-#define SUCCEEDS(name)                                  \
-    hsa_status_t succeeds_##name(void) __asm__(#name);  \
+#define SUCCEEDS(name)                                 \
+    hsa_status_t succeeds_##name(void) __asm__(#name); \
     hsa_status_t succeeds_##name(void) { return HSA_STATUS_SUCCESS; }
-#define FAILS(name)                                     \
-    hsa_status_t fails_##name(void) __asm__(#name);     \
-    hsa_status_t fails_##name(void) {                   \
-        trace("%s is not to be had", #name);            \
-        return HSA_STATUS_ERROR;                        \
+#define FAILS(name)                                 \
+    hsa_status_t fails_##name(void) __asm__(#name); \
+    hsa_status_t fails_##name(void) {               \
+        trace("%s is not to be had", #name);        \
+        return HSA_STATUS_ERROR;                    \
     }
 
 SUCCEEDS(hsa_init)

@@ -1,8 +1,8 @@
 // The memory of the pretended cards: blocks, and virtual memory by ROCr's rules.
 //
-// A card's memory is a memory file, of which the processor sees nothing through the addresses that the runtime hands out
-// for virtual memory: only copies and fills get there, and only where a handle is mapped and access was granted. Handles
-// hold no open file, as in ROCm up to 7.2.
+// A card's memory is a memory file, of which the processor sees nothing through the addresses that the runtime hands
+// out for virtual memory: only copies and fills get there, and only where a handle is mapped and access was granted.
+// Handles hold no open file, as in ROCm up to 7.2.
 
 #define _GNU_SOURCE
 #include "fake.h"
@@ -62,11 +62,11 @@ static unsigned maps_asked, maps_done;
     unsigned count = 0;    \
     for (__typeof__(list) it = list; it; it = it->below) count++
 
-#define UNLINK(list, what)                                                      \
-    for (__typeof__(&list) at = &list; *at; at = &(*at)->below)                 \
-        if (*at == (what)) {                                                    \
-            *at = (what)->below;                                                \
-            break;                                                              \
+#define UNLINK(list, what)                                      \
+    for (__typeof__(&list) at = &list; *at; at = &(*at)->below) \
+        if (*at == (what)) {                                    \
+            *at = (what)->below;                                \
+            break;                                              \
         }
 
 __attribute__((constructor)) static void make_cards(void) {
@@ -85,8 +85,8 @@ __attribute__((destructor)) static void report(void) {
     COUNT(spans, span_count);
     COUNT(mappings, mapping_count);
     COUNT(memories, memory_count);
-    fprintf(stderr, "fake HSA: %u maps done; left at the end: %u spans, %u mappings, %u handles\n", maps_done, span_count,
-            mapping_count, memory_count);
+    fprintf(stderr, "fake HSA: %u maps done; left at the end: %u spans, %u mappings, %u handles\n", maps_done,
+            span_count, mapping_count, memory_count);
 }
 
 uint64_t vram_free(uint64_t agent) { return VRAM_BYTES - cards[agent].used; }
@@ -287,11 +287,13 @@ static struct mapping *mapping_at(const char *base) {
 
 static struct span *span_round(const char *base, size_t bytes) {
     struct span *it = spans;
-    while (it && !(base >= it->base && bytes <= it->bytes && base - it->base <= (ptrdiff_t)(it->bytes - bytes))) it = it->below;
+    while (it && !(base >= it->base && bytes <= it->bytes && base - it->base <= (ptrdiff_t)(it->bytes - bytes)))
+        it = it->below;
     return it;
 }
 
-hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t offset, hsa_amd_vmem_alloc_handle_t handle, uint64_t flags) {
+hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t offset, hsa_amd_vmem_alloc_handle_t handle,
+                              uint64_t flags) {
     (void)flags;
     // FAKE_HSA_FAIL_MAP=3: the third one fails, of which clr up to 7.2 tells nobody.
     const char *failing = getenv("FAKE_HSA_FAIL_MAP");
@@ -350,14 +352,16 @@ static bool show(struct mapping *mapping, hsa_access_permission_t access) {
         hide(mapping->base, mapping->bytes);
         return true;
     }
-    const int protection = (access & HSA_ACCESS_PERMISSION_RO ? PROT_READ : 0) | (access & HSA_ACCESS_PERMISSION_WO ? PROT_WRITE : 0);
+    const int protection =
+        (access & HSA_ACCESS_PERMISSION_RO ? PROT_READ : 0) | (access & HSA_ACCESS_PERMISSION_WO ? PROT_WRITE : 0);
     return mmap(mapping->base, mapping->bytes, protection, MAP_SHARED | MAP_FIXED, cards[mapping->memory->agent].file,
                 mapping->memory->offset) != MAP_FAILED;
 }
 
 hsa_status_t hsa_amd_vmem_set_access(void *va, size_t size, const hsa_amd_memory_access_desc_t *desc, size_t count) {
     for (size_t n = 0; n < count; n++)
-        if (desc[n].agent_handle.handle < CPU || desc[n].agent_handle.handle >= AGENTS) return HSA_STATUS_ERROR_INVALID_AGENT;
+        if (desc[n].agent_handle.handle < CPU || desc[n].agent_handle.handle >= AGENTS)
+            return HSA_STATUS_ERROR_INVALID_AGENT;
     hsa_status_t status = HSA_STATUS_SUCCESS;
     pthread_mutex_lock(&lock);
     // Whole mappings in a row; the last of them may reach further.
@@ -365,15 +369,19 @@ hsa_status_t hsa_amd_vmem_set_access(void *va, size_t size, const hsa_amd_memory
     if (!span_round(va, size)) status = HSA_STATUS_ERROR_INVALID_ARGUMENT;
     for (char *at = va; !status && at < end;) {
         struct mapping *mapping = mapping_at(at);
-        if (!mapping) status = HSA_STATUS_ERROR_INVALID_ALLOCATION;
-        else at += mapping->bytes;
+        if (!mapping)
+            status = HSA_STATUS_ERROR_INVALID_ALLOCATION;
+        else
+            at += mapping->bytes;
     }
     for (char *at = va; !status && at < end;) {
         struct mapping *mapping = mapping_at(at);
         for (size_t n = 0; n < count && !status; n++) {
             const uint64_t agent = desc[n].agent_handle.handle;
-            if (agent == CPU && !show(mapping, desc[n].permissions)) status = HSA_STATUS_ERROR;
-            else mapping->access[agent] = desc[n].permissions;
+            if (agent == CPU && !show(mapping, desc[n].permissions))
+                status = HSA_STATUS_ERROR;
+            else
+                mapping->access[agent] = desc[n].permissions;
         }
         at += mapping->bytes;
     }
@@ -422,7 +430,8 @@ hsa_status_t hsa_amd_vmem_export_shareable_handle(int *file, hsa_amd_vmem_alloc_
     if (!memory) return HSA_STATUS_ERROR_INVALID_ALLOCATION;
     const struct exported exported = {getpid(), handle.handle};
     *file = memfd_create("fake-dmabuf", MFD_CLOEXEC);
-    if (*file < 0 || write(*file, &exported, sizeof exported) != sizeof exported) return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    if (*file < 0 || write(*file, &exported, sizeof exported) != sizeof exported)
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
     return HSA_STATUS_SUCCESS;
 }
 

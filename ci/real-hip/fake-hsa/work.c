@@ -1,9 +1,9 @@
 // A pretended libhsa-runtime64: four MI210 that are not there, for AMD's real HIP runtime to run on.
 //
-// HIP's runtime (clr) keeps its own books of spans, handles and mappings on top of ROCr's, and has bugs of its own there.
-// With this library in place of ROCr all of that code runs on a machine without a card: `ci/real-hip.sh` does so with
-// REAL_HIP_STUB=1. Copies and fills are carried out; other kernels are not. What is ROCr's own, the kernel's or the
-// card's (when memory really comes back, page tables, time) cannot be seen this way.
+// HIP's runtime (clr) keeps its own books of spans, handles and mappings on top of ROCr's, and has bugs of its own
+// there. With this library in place of ROCr all of that code runs on a machine without a card: `ci/real-hip.sh` does so
+// with REAL_HIP_STUB=1. Copies and fills are carried out; other kernels are not. What is ROCr's own, the kernel's or
+// the card's (when memory really comes back, page tables, time) cannot be seen this way.
 
 #define _GNU_SOURCE
 #include "fake.h"
@@ -72,7 +72,8 @@ static void wait_for_change(void) {
     pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }
 
-static int64_t wait_until(hsa_signal_t signal, int64_t mask, hsa_signal_condition_t condition, int64_t than, uint64_t timeout) {
+static int64_t wait_until(hsa_signal_t signal, int64_t mask, hsa_signal_condition_t condition, int64_t than,
+                          uint64_t timeout) {
     const uint64_t begun = now();
     pthread_mutex_lock(&lock);
     while (!holds(load(signal) & mask, condition, than) && now() - begun < timeout) wait_for_change();
@@ -90,7 +91,8 @@ static void complete(hsa_signal_t signal) {
     add(signal, -1);
 }
 
-hsa_status_t hsa_signal_create(hsa_signal_value_t value, uint32_t count, const hsa_agent_t *consumers, hsa_signal_t *out) {
+hsa_status_t hsa_signal_create(hsa_signal_value_t value, uint32_t count, const hsa_agent_t *consumers,
+                               hsa_signal_t *out) {
     (void)count, (void)consumers;
     amd_signal_t *signal = aligned_alloc(AMD_SIGNAL_ALIGN_BYTES, sizeof *signal);
     if (!signal) return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
@@ -124,8 +126,8 @@ void hsa_signal_silent_store_relaxed(hsa_signal_t signal, hsa_signal_value_t val
 void hsa_signal_add_relaxed(hsa_signal_t signal, hsa_signal_value_t value) { add(signal, value); }
 void hsa_signal_subtract_relaxed(hsa_signal_t signal, hsa_signal_value_t value) { add(signal, -value); }
 
-hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition, hsa_signal_value_t than,
-                                             uint64_t timeout, hsa_wait_state_t state) {
+hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition,
+                                             hsa_signal_value_t than, uint64_t timeout, hsa_wait_state_t state) {
     (void)state;
     return wait_until(signal, -1, condition, than, timeout);
 }
@@ -166,8 +168,8 @@ static void *handle_signals(void *unused) {
     return unused;
 }
 
-hsa_status_t hsa_amd_signal_async_handler(hsa_signal_t signal, hsa_signal_condition_t condition, hsa_signal_value_t than,
-                                          hsa_amd_signal_handler call, void *argument) {
+hsa_status_t hsa_amd_signal_async_handler(hsa_signal_t signal, hsa_signal_condition_t condition,
+                                          hsa_signal_value_t than, hsa_amd_signal_handler call, void *argument) {
     static bool started;
     struct handler *handler = malloc(sizeof *handler);
     if (!handler) return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
@@ -194,7 +196,8 @@ static void run_kernel(uint64_t agent, const hsa_kernel_dispatch_packet_t *packe
             uint32_t count, element;
             uint64_t end;
         } *said = packet->kernarg_address;
-        gpu_fill(agent, said->to, (const void *)said->pattern, (size_t)said->count * said->element, said->end - said->to);
+        gpu_fill(agent, said->to, (const void *)said->pattern, (size_t)said->count * said->element,
+                 said->end - said->to);
     } else if (!strcmp(kernel->name, "__amd_rocclr_copyBuffer.kd")) {
         const struct {
             uint64_t from, to, bytes;
@@ -215,20 +218,20 @@ struct queue {
 };
 
 static uint16_t type_of(const hsa_kernel_dispatch_packet_t *packet) {
-    return __atomic_load_n(&packet->header, __ATOMIC_ACQUIRE) >> HSA_PACKET_HEADER_TYPE & ((1 << HSA_PACKET_HEADER_WIDTH_TYPE) - 1);
+    return __atomic_load_n(&packet->header, __ATOMIC_ACQUIRE) >> HSA_PACKET_HEADER_TYPE &
+           ((1 << HSA_PACKET_HEADER_WIDTH_TYPE) - 1);
 }
 
 static void run_packet(uint64_t agent, hsa_kernel_dispatch_packet_t *packet) {
     const hsa_signal_t done = packet->completion_signal;
     begin(done);
     switch (type_of(packet)) {
-        case HSA_PACKET_TYPE_KERNEL_DISPATCH:
-            run_kernel(agent, packet);
-            break;
+        case HSA_PACKET_TYPE_KERNEL_DISPATCH: run_kernel(agent, packet); break;
         case HSA_PACKET_TYPE_BARRIER_AND: {
             const hsa_barrier_and_packet_t *barrier = (hsa_barrier_and_packet_t *)packet;
             for (int n = 0; n < 5; n++)
-                if (barrier->dep_signal[n].handle) wait_until(barrier->dep_signal[n], -1, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX);
+                if (barrier->dep_signal[n].handle)
+                    wait_until(barrier->dep_signal[n], -1, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX);
             break;
         }
         case HSA_PACKET_TYPE_VENDOR_SPECIFIC: {
@@ -298,7 +301,9 @@ static amd_queue_v2_t *amd_queue(const hsa_queue_t *queue) { return (amd_queue_v
 uint64_t hsa_queue_load_read_index_relaxed(const hsa_queue_t *queue) {
     return __atomic_load_n(&amd_queue(queue)->read_dispatch_id, __ATOMIC_ACQUIRE);
 }
-uint64_t hsa_queue_load_read_index_scacquire(const hsa_queue_t *queue) { return hsa_queue_load_read_index_relaxed(queue); }
+uint64_t hsa_queue_load_read_index_scacquire(const hsa_queue_t *queue) {
+    return hsa_queue_load_read_index_relaxed(queue);
+}
 uint64_t hsa_queue_load_write_index_relaxed(const hsa_queue_t *queue) {
     return __atomic_load_n(&amd_queue(queue)->write_dispatch_id, __ATOMIC_ACQUIRE);
 }
@@ -326,8 +331,8 @@ static void *run_copy(void *argument) {
     return NULL;
 }
 
-hsa_status_t hsa_amd_memory_async_copy(void *dst, hsa_agent_t dst_agent, const void *src, hsa_agent_t src_agent, size_t size,
-                                       uint32_t count, const hsa_signal_t *before, hsa_signal_t done) {
+hsa_status_t hsa_amd_memory_async_copy(void *dst, hsa_agent_t dst_agent, const void *src, hsa_agent_t src_agent,
+                                       size_t size, uint32_t count, const hsa_signal_t *before, hsa_signal_t done) {
     struct copy *copy = malloc(sizeof *copy + count * sizeof *before);
     if (!copy) return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
     const uint64_t agent = is_gpu(dst_agent.handle) ? dst_agent.handle : src_agent.handle;
@@ -338,13 +343,16 @@ hsa_status_t hsa_amd_memory_async_copy(void *dst, hsa_agent_t dst_agent, const v
         waits |= load(before[n]) >= 1;
     }
     pthread_t thread;
-    if (waits && !pthread_create(&thread, NULL, run_copy, copy)) pthread_detach(thread);
-    else run_copy(copy);
+    if (waits && !pthread_create(&thread, NULL, run_copy, copy))
+        pthread_detach(thread);
+    else
+        run_copy(copy);
     return HSA_STATUS_SUCCESS;
 }
 
-hsa_status_t hsa_amd_memory_async_copy_on_engine(void *dst, hsa_agent_t dst_agent, const void *src, hsa_agent_t src_agent,
-                                                 size_t size, uint32_t count, const hsa_signal_t *before, hsa_signal_t done,
+hsa_status_t hsa_amd_memory_async_copy_on_engine(void *dst, hsa_agent_t dst_agent, const void *src,
+                                                 hsa_agent_t src_agent, size_t size, uint32_t count,
+                                                 const hsa_signal_t *before, hsa_signal_t done,
                                                  hsa_amd_sdma_engine_id_t engine, bool force) {
     (void)engine, (void)force;
     return hsa_amd_memory_async_copy(dst, dst_agent, src, src_agent, size, count, before, done);
@@ -366,7 +374,8 @@ static hsa_status_t times(hsa_signal_t signal, uint64_t *start, uint64_t *end) {
     return HSA_STATUS_SUCCESS;
 }
 
-hsa_status_t hsa_amd_profiling_get_dispatch_time(hsa_agent_t agent, hsa_signal_t signal, hsa_amd_profiling_dispatch_time_t *time) {
+hsa_status_t hsa_amd_profiling_get_dispatch_time(hsa_agent_t agent, hsa_signal_t signal,
+                                                 hsa_amd_profiling_dispatch_time_t *time) {
     (void)agent;
     return times(signal, &time->start, &time->end);
 }
