@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.."
 # Debian's suites that have a version (the first one has it, the others what it needs), and the package there.
 declare -A suites=([5.2.3]=bookworm [5.7.1]=trixie [6.4.3]=sid [7.2.4]='experimental sid')
 declare -A packages=([5.2.3]=libamdhip64-5 [5.7.1]=libamdhip64-5 [6.4.3]=libamdhip64-6 [7.2.4]=libamdhip64-7)
-debian=http://deb.debian.org/debian
+# From wherever this machine has its own packages.
+debian=$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m 1 -E '/debian/?$' || true)
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
 # What the doctor is to say: the version, as the runtime itself gives it, and the library's path are filled in.
 no_device='hip:0: none, HIP runtime %s (%s) shows this process no device;'
@@ -21,6 +22,7 @@ skipped() { echo "skipped: $*"; }
 for needed in apt-get dpkg-deb cc; do
     command -v $needed >/dev/null || { skipped "$needed is not here"; exit; }
 done
+[[ -n $debian ]] || { skipped "this machine's packages are not Debian's"; exit; }
 [[ -r $keys ]] || { skipped "Debian's keys are not here (package debian-archive-keyring)"; exit; }
 [[ $(uname -m) == x86_64 ]] || { skipped "Debian has no HIP for $(uname -m)"; exit; }
 

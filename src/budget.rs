@@ -165,6 +165,13 @@ pub struct BudgetUsage {
     pub headroom: u64,
 }
 
+impl BudgetUsage {
+    /// What chunks may spend at most.
+    pub(crate) const fn for_chunks(self) -> u64 {
+        self.hard.saturating_sub(self.headroom)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Resource {
     OpenFiles,

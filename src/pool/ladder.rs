@@ -205,7 +205,7 @@ impl Ladder {
 
 /// The one chunk size for a span on a device that takes only one: small enough to waste little (a 256th of the span),
 /// large enough that the span does not spend more than a quarter of the open files there are.
-fn uniform_size(span: u64, granularity: u64, max_chunk: u64, files: Option<u64>) -> u64 {
+pub(crate) fn uniform_size(span: u64, granularity: u64, max_chunk: u64, files: Option<u64>) -> u64 {
     let by_waste = span / 256;
     let by_files = files.map_or(0, |files| span.div_ceil((files / 4).max(1)));
     let wanted = by_waste.max(by_files).max(granularity);

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 pub use chunk::Chunk;
-pub(crate) use ladder::Ladder;
+pub(crate) use ladder::{Ladder, uniform_size};
 pub use ladder::{Sizing, UnknownSizing};
 
 use crate::bytes::Bytes;

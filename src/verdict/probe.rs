@@ -17,7 +17,7 @@ use crate::bytes::Bytes;
 use crate::card::{Card, check_address, twice};
 use crate::driver::{CheckForm, ChunkProps, DriverError, DriverErrorKind, MemoryInfo, Quirks, RawHandle};
 use crate::error::Shortage;
-use crate::pool::Sizing;
+use crate::pool::{Sizing, uniform_size};
 
 /// The smallest chunk on a GPU, whose pages are that large.
 const LEAST_GPU_CHUNK: u64 = 2 << 20;
@@ -229,11 +229,13 @@ impl Probe {
         let memory = gate.memory().map_err(|error| self.failed(Step::Limits, error))?;
         let granularity = Bytes::new(self.granularity);
         let arena = self.options.arena.unwrap_or(Bytes::new(memory.total));
-        // A device that takes one chunk size gets one that fits the files there are.
-        let fits_itself = self.quirks.uniform_chunks_only && !matches!(self.options.sizing, Sizing::Uniform(_));
         let buffers = self.options.buffers;
         let share = Bytes::new(arena.get() / buffers);
-        let each = if fits_itself { 1 } else { self.options.sizing.chunks_for(share, granularity) };
+        let sizing = match self.options.sizing {
+            Sizing::Ladder | Sizing::Exact if self.quirks.uniform_chunks_only => self.one_size(share),
+            sizing => sizing,
+        };
+        let each = sizing.chunks_for(share, granularity);
         let chunks = each.saturating_mul(buffers);
         let mut seen = match buffers {
             1 => format!("{arena} takes {chunks} chunks"),
@@ -264,6 +266,14 @@ impl Probe {
             seen += &format!("; map entries {} of {}", usage.ours + usage.others, usage.limit);
         }
         Ok(Outcome::Passed(seen))
+    }
+
+    /// The one chunk size that a buffer of so many bytes would get, which depends on the open files there are.
+    fn one_size(&self, bytes: Bytes) -> Sizing {
+        let files = self.card.files();
+        let files = (self.card.gate().info().open_files_per_chunk > 0).then(|| files.usage().for_chunks());
+        let max_chunk = self.quirks.max_chunk.get().max(self.granularity);
+        Sizing::Uniform(Bytes::new(uniform_size(bytes.get(), self.granularity, max_chunk, files)))
     }
 
     fn life_cycle(&mut self) -> Result<(), Reason> {

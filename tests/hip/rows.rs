@@ -77,6 +77,7 @@ fn proofs() -> Vec<Proof> {
         proof(Q::CopyInOneChunk, || Child::of("6.1"), "reading back: copy in failed", virtual_memory_works),
         proof(Q::AlignByHand, || Child::of("6.4.3"), "is not aligned", aligned),
         proof(Q::AlignByHand, || Child::of("7.2.4"), "call: Reserve", aligned),
+        proof(Q::LateRelease, || Child::of("6.4.3"), "was forgotten with the one that was there", spans_come_and_go),
         proof(Q::FileUntilAccess, || Child::of("10.0"), "call: SetAccess", imported),
         proof(
             Q::FreeIgnoresGraphics,
@@ -284,6 +285,24 @@ fn aligned(hip: HipOptions) {
         unsafe { driver.free_span(span, 3 * CHUNK) }.unwrap();
     }
     assert_eq!(StandIn::get().figures(0).spans, 0);
+}
+
+fn spans_come_and_go(hip: HipOptions) {
+    let driver = HipDriver::open_with(0, hip).unwrap();
+    for n in 1..=200 {
+        let bytes = n % 5 * CHUNK + CHUNK;
+        let span = driver.reserve(bytes, CHUNK).unwrap();
+        // SAFETY: nothing is mapped in the span.
+        unsafe { driver.free_span(span, bytes) }.unwrap();
+    }
+    // No more addresses are kept than it takes, and not for longer.
+    let kept = || fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let before = kept();
+    std::thread::sleep(Duration::from_millis(350));
+    let span = driver.reserve(CHUNK, CHUNK).unwrap();
+    assert!(kept() <= before, "addresses stay held");
+    // SAFETY: nothing is mapped in the span.
+    unsafe { driver.free_span(span, CHUNK) }.unwrap();
 }
 
 fn imported(hip: HipOptions) {

@@ -9,7 +9,7 @@ use super::error::{Code, check};
 use super::ffi::{self, hipDeviceptr_t, hipError_t, hipMemAccessDesc, hipMemAllocationProp, hipMemLocation};
 use super::library::{Core, Vmm};
 use super::quirks::Quirk;
-use super::{HipDriver, ONE_AT_A_TIME};
+use super::{HipDriver, ONE_AT_A_TIME, held};
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
 use crate::driver::layout::Checked;
@@ -55,15 +55,26 @@ impl HipDriver {
         Ok(addr.expose_provenance() as u64)
     }
 
+    /// Frees what was reserved: the callers have seen to it that nothing is mapped there.
+    fn free_raw(&self, vmm: &Vmm, Reserved { addr, bytes }: Reserved) -> Result<(), Code> {
+        let len = size(bytes)?;
+        // SAFETY: the callers pass what the runtime reserved, once, with nothing mapped under it and nobody using it.
+        check(unsafe { (vmm.hipMemAddressFree)(pointer(addr), len) })?;
+        if self.rows.has(Quirk::LateRelease) {
+            held::hold(addr, bytes);
+        }
+        Ok(())
+    }
+
     /// Reserves `bytes` at a multiple of `align`, with more around them if it must be.
     fn reserve_aligned(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<(u64, Reserved), Code> {
+        held::let_go_of_old();
         let by_hand = self.rows.has(Quirk::AlignByHand);
         let addr = self.reserve_raw(vmm, bytes, if by_hand { 0 } else { align })?;
         if !by_hand || addr.is_multiple_of(align) || addr == 0 {
             return Ok((addr, Reserved { addr, bytes }));
         }
-        // SAFETY: this is what was just reserved, nothing is mapped there, and nobody knows of it.
-        check(unsafe { (vmm.hipMemAddressFree)(pointer(addr), size(bytes)?) })?;
+        self.free_raw(vmm, Reserved { addr, bytes })?;
         let more = bytes.checked_add(align).ok_or(Code(ffi::hipErrorOutOfMemory))?;
         let addr = self.reserve_raw(vmm, more, 0)?;
         Ok((addr.next_multiple_of(align), Reserved { addr, bytes: more }))
@@ -260,12 +271,9 @@ unsafe impl Driver for HipDriver {
     unsafe fn free_span(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         // Taken out first, since another thread may be given the same addresses right after.
         let raw = Self::checked(Call::FreeSpan, self.book.lock().layout.remove_span(addr, bytes))?;
-        let freed = self.within_vmm(Call::FreeSpan, |vmm| {
-            let bytes = size(raw.bytes)?;
-            // SAFETY: the book bears out that the runtime reserved just this, and that nothing is mapped there; the
-            // caller vouches that nothing uses it.
-            check(unsafe { (vmm.hipMemAddressFree)(pointer(raw.addr), bytes) })
-        });
+        // The book bears out that the runtime reserved just this, and that nothing is mapped there; the caller vouches that
+        // nothing uses it.
+        let freed = self.within_vmm(Call::FreeSpan, |vmm| self.free_raw(vmm, raw));
         freed.inspect_err(|_| self.book.lock().layout.add_span(addr, bytes, raw))
     }
 

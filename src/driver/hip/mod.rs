@@ -32,6 +32,7 @@ mod error;
 #[doc(hidden)]
 #[allow(non_camel_case_types, non_upper_case_globals, reason = "named as the header names them")]
 pub mod ffi;
+mod held;
 mod library;
 pub mod quirks;
 mod search;

@@ -51,6 +51,8 @@ pub enum Quirk {
     CopyInOneChunk,
     /// The alignment asked for is ignored or refused.
     AlignByHand,
+    /// A span may not have the addresses of one that was freed just before.
+    LateRelease,
     /// An imported handle needs its file until it has access.
     FileUntilAccess,
     /// Free memory is over-reported.
@@ -234,6 +236,14 @@ pub const TABLE: &[Row] = &[
         "clr rocdevice.cpp, vllm#43022",
     ),
     row(
+        Quirk::LateRelease,
+        Versions((6, 1), Some((7, 0))),
+        "a span is forgotten some time after it was freed: one that got the same addresses is forgotten with it, and freeing \
+         that one crashes",
+        "freed addresses are kept from being handed out again for a quarter of a second",
+        "run on 6.4.3, where it crashes by plain calls too; 7.2.4 does not",
+    ),
+    row(
         Quirk::FileUntilAccess,
         Versions((7, 14), None),
         "granting access to an imported handle fails once the file it came from is closed",
@@ -400,6 +410,7 @@ mod tests {
             (Quirk::PeersFirst, "........##"),
             (Quirk::CopyInOneChunk, ".#........"),
             (Quirk::FileUntilAccess, "........##"),
+            (Quirk::LateRelease, ".####....."),
             (Quirk::FreeIgnoresGraphics, "##########"),
             (Quirk::Gfx12, ".........."),
             (Quirk::OldKernel, ".........."),

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+use std::time::Instant;
 
 use crate::abi::code;
 use crate::memory::Memory;
@@ -59,6 +60,8 @@ pub(crate) struct State {
     pub(crate) memory: Memory,
     pub(crate) table: Table,
     pub(crate) streams: Streams,
+    /// The addresses of spans that were freed, and when.
+    pub(crate) freed: Vec<(usize, Instant)>,
     counts: BTreeMap<&'static str, u64>,
     plans: Plans,
     next_id: u64,
@@ -127,6 +130,7 @@ impl Runtime {
             memory: Memory::default(),
             table: Table::default(),
             streams: Streams::new(config.devices),
+            freed: Vec::new(),
             counts: BTreeMap::new(),
             plans: Plans::default(),
             next_id: 0,

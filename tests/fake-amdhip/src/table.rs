@@ -24,6 +24,8 @@ pub(crate) struct Span {
     pub(crate) size: usize,
     /// The device that was current; for the figures only.
     pub(crate) device: usize,
+    /// The runtime has forgotten it, without knowing.
+    pub(crate) erased: bool,
 }
 
 /// A handle's memory at addresses.

@@ -13,6 +13,8 @@ use crate::table::{Handle, Mapping, Span};
 
 /// What a real runtime's memory is a multiple of in its first check; it answers with another code than the second.
 const FIRST_CHECK: usize = 2048;
+/// How long a freed span's entry lives on where it goes late.
+const LATE: Duration = Duration::from_millis(50);
 /// How long a fresh mapping of a gfx12 card is blind.
 const BLIND: Duration = Duration::from_micros(1500);
 
@@ -77,7 +79,10 @@ impl Call<'_> {
             Alignment::Refused | Alignment::Honoured => alignment,
         };
         let at = space::reserve(size, alignment, hint).ok_or(code::OUT_OF_MEMORY)?;
-        self.state.table.spans.insert(at, Span { size, device: self.thread.device });
+        let freed = &mut self.state.freed;
+        freed.retain(|(_, when)| when.elapsed() < LATE);
+        let erased = freed.iter().any(|(addr, _)| *addr == at);
+        self.state.table.spans.insert(at, Span { size, device: self.thread.device, erased });
         Ok(at)
     }
 
@@ -88,12 +93,18 @@ impl Call<'_> {
             Some(span) if span.size != size => {
                 self.misuse(format_args!("{size} bytes at {addr:#x}, where {} were reserved", span.size))
             }
+            Some(span) if span.erased => self.misuse(format_args!(
+                "the span at {addr:#x} was forgotten with the one that was there just before, which went late"
+            )),
             Some(_) => {}
         }
         if self.state.table.is_mapped_anywhere(addr, size) {
             return Err(code::UNKNOWN);
         }
         self.state.table.spans.remove(&addr);
+        if self.config.rules.late_release {
+            self.state.freed.push((addr, Instant::now()));
+        }
         space::free(addr, size);
         self.state.memory.sweep();
         Ok(())
