@@ -16,9 +16,9 @@ mod stats;
 pub mod sys;
 pub mod verdict;
 
-pub use backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
+pub use backing::{Backing, Coalesced, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
 pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
-pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Member};
+pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Loan, Member, Returned};
 pub use bytes::Bytes;
 pub use device::{Device, DeviceOptions};
 pub use error::{Error, OutOfMemory, Result, Shortage};

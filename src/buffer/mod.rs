@@ -2,6 +2,7 @@
 
 mod builder;
 mod content;
+mod loan;
 mod set;
 
 use core::fmt;
@@ -9,6 +10,7 @@ use core::marker::PhantomData;
 use std::os::fd::OwnedFd;
 
 pub use builder::BufferBuilder;
+pub use loan::{Loan, Returned};
 pub use set::{BufferSet, Member};
 
 use crate::backing::{Backing, Growth, Mode, Shrunk};

@@ -176,7 +176,7 @@ impl ChunkPool {
     }
 
     /// Releases a chunk; one that the driver will not take back is kept, so that it is not lost.
-    fn discard(&self, chunk: Chunk) {
+    pub(crate) fn discard(&self, chunk: Chunk) {
         if chunk.is_shared() {
             // Never to be handed to anybody else: dropped, it is released or given up.
             return;
