@@ -8,12 +8,11 @@ use core::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
 use crate::bytes::Bytes;
 use crate::driver::ProcessLimits;
 use crate::error::Shortage;
 use crate::pool::Sizing;
+use crate::sync::Mutex;
 use crate::sys::limits::ThisProcess;
 
 /// What is kept for the application where the limit can be raised: sockets, logs, model files.

@@ -13,6 +13,7 @@ mod pool;
 mod quiesce;
 mod range;
 mod stats;
+mod sync;
 pub mod sys;
 pub mod verdict;
 
@@ -22,7 +23,7 @@ pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Loan, Member,
 pub use bytes::Bytes;
 pub use device::{Device, DeviceOptions};
 pub use error::{Error, OutOfMemory, Result, Shortage};
-pub use pool::{Chunk, ChunkPool, Sizing, Trimmed, UnknownSizing};
+pub use pool::{Chunk, ChunkPool, PoolPolicy, PoolStats, Prewarm, Prewarmed, Sizing, Trimmed, UnknownSizing};
 pub use quiesce::{Event, Idle, Quiesce};
 pub use range::{MappedChunk, Rejected, ReservedRange};
 pub use stats::{Snapshot, Stats};
