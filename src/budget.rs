@@ -4,6 +4,9 @@
 //! soft limit  |<-- others held -->|<-- headroom -->|<--------- ours --------->|  free  |
 //! ```
 
+#[cfg(all(test, loom))]
+mod models;
+
 use core::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};

@@ -36,3 +36,12 @@ mod modelled {
         }
     }
 }
+
+/// Steps through every interleaving in which a thread that could go on is left at most five times, or as
+/// `LOOM_MAX_PREEMPTIONS` says.
+#[cfg(all(test, loom))]
+pub(crate) fn model(body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(5));
+    builder.check(body);
+}
