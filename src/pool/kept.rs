@@ -12,12 +12,16 @@ pub(super) struct Kept {
     /// The oldest of each size in front.
     classes: BTreeMap<u64, VecDeque<Aged>>,
     bytes: u64,
+    /// How many came in so far.
+    turns: u64,
     pub(super) stats: PoolStats,
 }
 
 struct Aged {
     chunk: Chunk,
     since: Instant,
+    /// In which turn it came in: clocks may stand still from one to the next.
+    turn: u64,
 }
 
 impl Kept {
@@ -32,7 +36,8 @@ impl Kept {
 
     pub(super) fn insert(&mut self, chunk: Chunk, since: Instant) {
         self.bytes += chunk.size();
-        self.classes.entry(chunk.size()).or_default().push_back(Aged { chunk, since });
+        self.turns += 1;
+        self.classes.entry(chunk.size()).or_default().push_back(Aged { chunk, since, turn: self.turns });
     }
 
     /// The chunk of that size that came in last, so that those which are not needed grow old.
@@ -45,10 +50,10 @@ impl Kept {
         self.take(size)
     }
 
-    /// The chunk that has been here longest, the largest of several as old.
+    /// The chunk that has been here longest.
     pub(super) fn take_oldest(&mut self) -> Option<Chunk> {
-        let fronts = self.classes.iter().rev().filter_map(|(&size, chunks)| Some((chunks.front()?.since, size)));
-        let (_, size) = fronts.min_by_key(|(since, _)| *since)?;
+        let fronts = self.classes.iter().filter_map(|(&size, chunks)| Some((chunks.front()?.turn, size)));
+        let (_, size) = fronts.min()?;
         self.remove(size, VecDeque::pop_front)
     }
 

@@ -51,9 +51,9 @@ impl PoolPolicy {
         self
     }
 
-    /// When more than `high` is kept, the chunks that have been there longest are released until at most `low` is, the
-    /// larger of two as old first. A chunk that has just come in is the last to go. A `low` above `high` counts as `high`,
-    /// and a `high` above what is kept at most as that.
+    /// When more than `high` is kept, the chunks that have been there longest are released until at most `low` is. One that
+    /// has just come in is the last to go: it makes room for itself, where a pool without watermarks turns it away. A `low`
+    /// above `high` counts as `high`, and a `high` above what is kept at most as that.
     pub const fn watermarks(mut self, low: Bytes, high: Bytes) -> Self {
         self.marks = Some((low, high));
         self
