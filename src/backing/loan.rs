@@ -95,7 +95,7 @@ impl Segmented {
             return None;
         }
         let props = self.pool.props();
-        if chunks.iter().any(|chunk| chunk.is_shared()) {
+        if chunks.iter().any(Chunk::is_shared) {
             return Some("a chunk of them was exported, and another process may have it".to_owned());
         }
         if let Some(chunk) = chunks.iter().find(|chunk| chunk.props() != props) {
