@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use growspan::driver::fault::FaultPlan;
 use growspan::driver::sim::Personality;
-use growspan::driver::{Call, ChunkProps, RawStream, Shareable};
+use growspan::driver::{Call, ChunkProps, DriverErrorKind, RawStream, Shareable};
 use growspan::{
     Bytes, DeviceOptions, Error, GrowableBuffer, MapHooks, MappedChunk, PoolPolicy, Prewarm, Quiesce, Sizing,
 };
@@ -183,6 +183,15 @@ fn prewarming_takes_from_nobody_and_stops_where_memory_ends() {
     assert_eq!((warm.made, own.kept(), own.stats().released_by_watermark), (units(8), units(8), Bytes::ZERO));
     assert_eq!((warm.missing, warm.why.is_some()), (units(12), true));
 
+    // Any other error than that something ran out leaves everything as it was.
+    own.trim(Bytes::ZERO);
+    own.set_policy(PoolPolicy::from(units(100)));
+    world.faults.arm(FaultPlan::nth(3).of(Call::Create).kind(DriverErrorKind::Other));
+    let made = world.device.prewarm_in(&own, Prewarm::span(units(20)));
+    world.faults.disarm();
+    assert!(matches!(made, Err(Error::Driver(_))), "{made:?}");
+    assert_eq!(own.kept(), Bytes::ZERO);
+
     for bad in [Bytes::ZERO, Bytes::new(1), Bytes::gib(2)] {
         let made = world.device.prewarm(Prewarm::Chunks { size: bad, count: 1 });
         assert!(matches!(made, Err(Error::ChunkSize { .. })), "{bad}");
@@ -309,6 +318,11 @@ fn devices_of_one_chunk_size_lend_chunks_of_that_size() {
     assert_eq!((a.committed(), b.committed()), (units(12), units(12)));
     b.grow_to(40 * UNIT).unwrap();
     stamp(&mut b, 3);
+    // Nothing is cut or coalesced either.
+    let shrunk = b.shrink_exact(37 * UNIT, Quiesce::Device).unwrap();
+    assert_eq!(shrunk.why.unwrap(), "64 KiB of the last chunk stay: all chunks of this span have one size");
+    let coalesced = b.coalesce(Quiesce::Device).unwrap();
+    assert_eq!(coalesced.to_string(), "10 chunks became 10, 0 B copied: this device takes one chunk size per span");
     assert_eq!(world.sim.as_ref().unwrap().violations(), []);
     drop((a, b, other));
     world.assert_empty("one size");
