@@ -1,7 +1,7 @@
 //! What all parts of one device share: the gate to its driver, the budgets it spends, and the accounts.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -11,6 +11,7 @@ use crate::bytes::Bytes;
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
 use crate::pool::PoolStats;
+use crate::sync::AtomicU64;
 
 /// One device's shared state.
 #[derive(Debug)]
