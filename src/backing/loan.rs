@@ -56,26 +56,25 @@ impl Segmented {
     /// [`Error::NotLent`] with the reason; what the driver says. Then nothing has changed, or, with
     /// [`Error::Rollback`], this buffer has less.
     pub(crate) unsafe fn hand_over(&mut self, bytes: u64, most: u64, taker: &mut Self) -> Result<Handed> {
-        let mut from = self.core();
-        // What waits for events lies above and goes first: the caller does not speak for it.
-        let flushed = from.flush()?;
-        let mut to = taker.core();
-        let start = from.chunk_end(bytes).min(from.mapped());
+        let (mut from, mut to) = (self.core(), taker.core());
+        let committed = from.committed();
+        let start = from.chunk_end(bytes).min(committed);
         let first = from.range.number_at(start);
         let mut end = start;
-        let fits = |chunk: &&Chunk| {
-            let fits = chunk.size() <= most - (end - start);
-            end += if fits { chunk.size() } else { 0 };
-            fits
+        let goes = |chunk: &&Chunk| {
+            let goes = end < committed && chunk.size() <= most - (end - start);
+            end += if goes { chunk.size() } else { 0 };
+            goes
         };
-        let chunks = from.range.held().iter().skip(first).take_while(fits).count();
+        let chunks = from.range.held().iter().skip(first).take_while(goes).count();
         let handed = end - start;
-        let going = &from.range.held()[first..first + chunks];
-        if let Some(why) = taker.why_not(&to, going, handed) {
+        if let Some(why) = taker.why_not(&to, &from.range.held()[first..first + chunks], handed) {
             return Err(Error::NotLent { asked: Bytes::new(handed), why });
         }
+        // What waits for events lies above and goes first: the caller does not speak for it. At the taker it would lie
+        // between.
+        let flushed = from.flush()?;
         if chunks > 0 {
-            // The taker's end is where its memory ends, with nothing behind that waits.
             to.flush()?;
         }
         let at = to.mapped();

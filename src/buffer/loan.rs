@@ -14,7 +14,7 @@ use crate::quiesce::Quiesce;
 /// as it is, and the borrower has the chunks for good.
 ///
 /// ```
-/// use growspan::{Device, GrowableBuffer, Quiesce};
+/// use growspan::{Bytes, Device, GrowableBuffer, Quiesce};
 ///
 /// # fn main() -> growspan::Result<()> {
 /// let device = Device::host()?;
@@ -24,12 +24,12 @@ use crate::quiesce::Quiesce;
 /// let created = device.snapshot().chunks;
 ///
 /// let mut loan = experts.lend(6 << 20, Quiesce::Device, &mut cache)?;
-/// assert_eq!(loan.bytes(), 10 << 20);
+/// assert_eq!(loan.bytes(), Bytes::mib(10));
 /// assert_eq!((experts.len(), cache.capacity()), (6 << 20, 10 << 20));
 /// cache.grow_to(10 << 20)?; // costs nothing
 ///
 /// let returned = loan.give_back(&mut cache, &mut experts, Quiesce::Device)?;
-/// assert_eq!(returned.returned, 10 << 20);
+/// assert_eq!(returned.returned, Bytes::mib(10));
 /// assert_eq!((experts.capacity(), cache.capacity()), (16 << 20, 0));
 /// assert_eq!(device.snapshot().chunks, created);
 /// # Ok(())

@@ -26,7 +26,7 @@ use crate::bytes::Bytes;
 /// let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(1 << 30).pool(&pool).build()?;
 /// buffer.grow_to(20 << 20)?;
 /// buffer.shrink_to(0, Quiesce::Device)?;
-/// assert!(pool.kept() <= 16 << 20);
+/// assert!(pool.kept() <= Bytes::mib(16));
 /// assert!(pool.stats().released_by_watermark >= Bytes::mib(4));
 /// # Ok(())
 /// # }

@@ -41,9 +41,9 @@ const DEEDS: [Deed; 8] = [
     Deed {
         name: "cut into several",
         whole: true,
-        prepare: |world| Pair::of(large(world, 256, 160), world.buffer()),
-        // On the ladder the last two chunks have 16 units, and the first of them is cut at 14.
-        act: |_, pair| pair.lender.shrink_exact((128 + 13) * UNIT, Quiesce::Device).map(drop),
+        prepare: |world| Pair::of(large(world, 128, 80), world.buffer()),
+        // On the ladder the last two chunks have eight units, and the first of them is cut at six.
+        act: |_, pair| pair.lender.shrink_exact((64 + 5) * UNIT, Quiesce::Device).map(drop),
     },
     Deed {
         name: "coalesce one run",
