@@ -378,10 +378,10 @@ impl<T> GrowableBuffer<T> {
     }
 
     /// Shrinks to `len` elements and gives up everything above, rounded up to the granularity: what lives in the chunk
-    /// astride the new end is copied on the device into a chunk that fits, which is mapped at the same address.
+    /// astride the new end is copied on the device into smaller ones, which take its place at the same address.
     ///
-    /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span), the result
-    /// says how much stays and why. [`Quiesce::Deferred`] waits here: there is something to copy.
+    /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span, a chunk that was
+    /// exported), the result says how much stays and why. [`Quiesce::Deferred`] waits here: there is something to copy.
     ///
     /// # Errors
     /// As for [`shrink_to`](Self::shrink_to).
