@@ -4,16 +4,18 @@
 //! soft limit  |<-- others held -->|<-- headroom -->|<--------- ours --------->|  free  |
 //! ```
 
+#[cfg(all(test, loom))]
+mod models;
+
 use core::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
-
-use parking_lot::Mutex;
 
 use crate::bytes::Bytes;
 use crate::driver::ProcessLimits;
 use crate::error::Shortage;
 use crate::pool::Sizing;
+use crate::sync::Mutex;
 use crate::sys::limits::ThisProcess;
 
 /// What is kept for the application where the limit can be raised: sockets, logs, model files.
@@ -163,13 +165,6 @@ pub struct BudgetUsage {
     pub hard: u64,
     /// What is kept for the application, in it what it holds.
     pub headroom: u64,
-}
-
-impl BudgetUsage {
-    /// What chunks may spend at most.
-    pub(crate) const fn for_chunks(self) -> u64 {
-        self.hard.saturating_sub(self.headroom)
-    }
 }
 
 #[derive(Clone, Copy, Debug)]

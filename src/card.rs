@@ -1,7 +1,7 @@
 //! What all parts of one device share: the gate to its driver, the budgets it spends, and the accounts.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -10,6 +10,8 @@ use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
+use crate::pool::PoolStats;
+use crate::sync::AtomicU64;
 
 /// One device's shared state.
 #[derive(Debug)]
@@ -44,6 +46,9 @@ pub(crate) trait Orphan: Send + fmt::Debug {
 pub(crate) trait GiveWay: Send + Sync + fmt::Debug {
     /// Gives it all back to the driver. Returns how much.
     fn give_way(&self) -> u64;
+
+    /// What it did so far.
+    fn stats(&self) -> PoolStats;
 }
 
 /// Bytes by where they are. Every byte a driver gave out is in exactly one of `mapped`, `pooled`, `retiring`,
@@ -199,6 +204,12 @@ impl Card {
         pools.push(pool);
     }
 
+    /// What the pools there are did so far.
+    pub(crate) fn pool_stats(&self) -> PoolStats {
+        let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        pools.iter().fold(PoolStats::default(), |sum, pool| sum.and(pool.stats()))
+    }
+
     /// Tries what takes memory or open files; when they run out, gives back what nobody uses and tries once more.
     pub(crate) fn with_room<T>(&self, mut take: impl FnMut() -> Result<T>) -> Result<T> {
         match take() {
@@ -313,6 +324,14 @@ impl Card {
             }
             _ => error.into(),
         }
+    }
+
+    /// How many chunks there may be in all by the open files; none where they keep none.
+    pub(crate) fn files_in_all(&self) -> Option<u64> {
+        (self.gate.info().open_files_per_chunk > 0).then(|| {
+            let usage = self.files.usage();
+            usage.hard.saturating_sub(usage.headroom)
+        })
     }
 
     fn file_shortage(&self) -> Shortage {

@@ -1,5 +1,7 @@
 //! A device: a driver, its verdict, its pool.
 
+mod pools;
+
 use core::fmt;
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
@@ -12,14 +14,11 @@ use crate::card::Card;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{CheckForm, ChunkProps, Driver, DriverInfo, MemoryInfo, RawEvent};
 use crate::error::{Error, Result};
-use crate::pool::{Chunk, ChunkPool, Sizing};
+use crate::pool::{Chunk, ChunkPool, PoolPolicy, Sizing};
 use crate::quiesce::Event;
 use crate::range::ReservedRange;
 use crate::stats::Snapshot;
 use crate::verdict::{self, CheckOptions, Granularity, Verdict};
-
-/// The share of a device's memory that its pool keeps unless told otherwise.
-const KEEP_SHARE: u64 = 4;
 
 /// A device. Cheap to clone; all clones are the same device, with one verdict and one pool.
 ///
@@ -162,48 +161,6 @@ impl Device {
         })
     }
 
-    /// The pool that buffers of this device share.
-    #[must_use]
-    pub fn pool(&self) -> &ChunkPool {
-        &self.inner.pool
-    }
-
-    /// A pool of its own: for chunks with other properties, or that must not mix with others. It keeps at most `keep`.
-    ///
-    /// Properties are tried one by one, with a chunk of their own: that a device names one as supported does not mean
-    /// that it works (WSL refuses access to memory made for RDMA). Only those that fail are left out;
-    /// [`ChunkPool::left_out`] says which and why.
-    #[must_use]
-    pub fn new_pool(&self, wanted: ChunkProps, keep: Bytes) -> ChunkPool {
-        let mut props = ChunkProps::PLAIN;
-        let mut left_out = Vec::new();
-        for (name, with) in wanted.one_by_one() {
-            let candidate = with(props);
-            match self.require_virtual().and_then(|granularity| self.try_props(candidate, granularity)) {
-                Ok(()) => props = candidate,
-                Err(why) => {
-                    tracing::info!(device = %self.info().id(), property = name, %why, "left out of a pool");
-                    left_out.push((name, why.to_string()));
-                }
-            }
-        }
-        ChunkPool::new(&self.inner.card, props, keep.get(), left_out)
-    }
-
-    /// One chunk with these properties through its whole life. A card that is full says nothing against them.
-    fn try_props(&self, props: ChunkProps, granularity: Bytes) -> Result<()> {
-        let card = &self.inner.card;
-        let chunk = match Chunk::create(card, granularity.get(), props) {
-            Err(Error::OutOfMemory(figures)) if figures.free < granularity => return Ok(()),
-            chunk => chunk?,
-        };
-        let mut range = ReservedRange::reserve(card, granularity.get(), granularity.get())?;
-        let appended = range.append(vec![chunk]);
-        // Nobody was told of the memory, so there is nothing to wait for.
-        let torn = range.tear_down(true, drop);
-        appended.map_err(Error::from).and(torn)
-    }
-
     /// A chunk that another process exported, by [`GrowableBuffer::export_chunk`](crate::GrowableBuffer::export_chunk)
     /// or [`Chunk::export`]. The file descriptor may be closed afterwards. To use it, map it under a span of
     /// [`reserve`](Self::reserve).
@@ -235,31 +192,6 @@ impl Device {
         let span =
             bytes.round_up(granularity).ok_or(Error::Overflow { what: "a span", count: bytes.get(), size: 1 })?;
         ReservedRange::reserve(&self.inner.card, span.get(), granularity.get())
-    }
-
-    /// A chunk of `bytes`, a multiple of the granularity: from the pool if it keeps one of that size, else a new one.
-    /// When memory or open files run out, the pool is emptied and it is tried once more.
-    ///
-    /// # Errors
-    /// [`Error::ChunkSize`]; [`Error::OutOfMemory`] or [`Error::OutOfFiles`] with the figures; [`Error::Refused`] where
-    /// virtual memory is off; what the driver says.
-    pub fn chunk(&self, bytes: Bytes) -> Result<Chunk> {
-        self.chunk_from(self.pool(), bytes)
-    }
-
-    /// The same from another pool of this device, with its properties.
-    ///
-    /// # Errors
-    /// As for [`chunk`](Self::chunk); [`Error::OtherDevice`].
-    pub fn chunk_from(&self, pool: &ChunkPool, bytes: Bytes) -> Result<Chunk> {
-        if !Arc::ptr_eq(pool.card(), &self.inner.card) {
-            return Err(Error::OtherDevice { what: "a pool", theirs: pool.card().id(), ours: self.info().id() });
-        }
-        let (granularity, max) = (self.require_virtual()?, self.verdict().quirks().max_chunk);
-        if bytes.is_zero() || !bytes.get().is_multiple_of(granularity.get()) || bytes > max {
-            return Err(Error::ChunkSize { asked: bytes, granularity, max });
-        }
-        pool.take_one(bytes.get()).map(|taken| taken.chunk)
     }
 
     /// The granularity, where virtual memory is on.
@@ -418,7 +350,7 @@ pub struct DeviceOptions {
     span: Bytes,
     patience: Duration,
     contiguous: bool,
-    pool_keep: Option<Bytes>,
+    pool: PoolPolicy,
 }
 
 impl Default for DeviceOptions {
@@ -439,7 +371,7 @@ impl DeviceOptions {
             span: Bytes::gib(64),
             patience: Duration::from_secs(10),
             contiguous: false,
-            pool_keep: None,
+            pool: PoolPolicy::new(),
         }
     }
 
@@ -495,7 +427,13 @@ impl DeviceOptions {
 
     /// The most the device's pool keeps. A quarter of the device's memory unless set.
     pub const fn pool_keep(mut self, bytes: Bytes) -> Self {
-        self.pool_keep = Some(bytes);
+        self.pool = self.pool.keep(bytes);
+        self
+    }
+
+    /// What the device's pool keeps, and for how long.
+    pub const fn pool(mut self, policy: PoolPolicy) -> Self {
+        self.pool = policy;
         self
     }
 
@@ -572,11 +510,8 @@ impl DeviceOptions {
     /// When the driver does not tell its memory and no pool limit is set.
     pub fn open(self, driver: Arc<dyn Driver>) -> Result<Device> {
         let card = Card::new(driver);
-        let keep = match self.pool_keep {
-            Some(keep) => keep.get(),
-            None => card.gate().memory()?.total / KEEP_SHARE,
-        };
-        let pool = ChunkPool::new(&card, ChunkProps::PLAIN, keep, Vec::new());
+        let policy = pools::with_limit(&card, self.pool)?;
+        let pool = ChunkPool::new(&card, ChunkProps::PLAIN, policy, Vec::new());
         Ok(Device { inner: Arc::new(Inner { card, pool, verdict: OnceLock::new(), options: self }) })
     }
 

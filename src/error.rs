@@ -184,6 +184,13 @@ pub enum Error {
         /// What the driver said first.
         source: DriverError,
     },
+    /// Chunks cannot go from one buffer to another.
+    NotLent {
+        /// How much was to go.
+        asked: Bytes,
+        /// Why it cannot.
+        why: String,
+    },
     /// The buffer's memory is shared with another process, which may change it at any time.
     Shared,
     /// A shrink was to wait for an event that was never recorded.
@@ -258,6 +265,11 @@ pub struct Shortage {
 }
 
 impl Error {
+    /// Whether something has run out: memory, open files, map entries.
+    pub(crate) fn is_short(&self) -> bool {
+        matches!(self, Self::OutOfMemory(_) | Self::OutOfFiles(_) | Self::OutOfMaps(_))
+    }
+
     /// The error of an undo that failed after `first`.
     pub(crate) fn after(self, first: Self) -> Self {
         let then = match self {
@@ -360,6 +372,7 @@ impl fmt::Display for Error {
             ),
             Self::Rollback { first, then } => write!(f, "{first}; and undoing it failed: {then}"),
             Self::NotReturned { bytes, source } => write!(f, "{bytes} could not be given back to the driver: {source}"),
+            Self::NotLent { asked, why } => write!(f, "{asked} were to be lent, which cannot be: {why}"),
             Self::Shared => f.write_str(
                 "a chunk of the buffer was exported, so others may change it at any time; use copy_in and copy_out",
             ),

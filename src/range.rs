@@ -66,6 +66,33 @@ pub struct Rejected {
     pub error: Error,
 }
 
+/// Mapped chunks that are out of their range's books for a moment.
+pub(crate) struct Parted {
+    /// Where they begin, in bytes from the base.
+    start: u64,
+    chunks: Vec<Chunk>,
+}
+
+impl Parted {
+    /// Where each of them is, under a span at `base`.
+    pub(crate) fn chunks(&self, base: u64) -> impl Iterator<Item = MappedChunk> + '_ {
+        placed(base + self.start, &self.chunks)
+    }
+}
+
+/// Where chunks are that are mapped one behind the other from `address` on.
+fn placed(mut address: u64, chunks: &[Chunk]) -> impl ExactSizeIterator<Item = MappedChunk> + '_ {
+    chunks.iter().map(move |chunk| {
+        let this = MappedChunk { address, bytes: chunk.bytes(), handle: chunk.handle() };
+        address += chunk.size();
+        this
+    })
+}
+
+fn sum(chunks: &[Chunk]) -> u64 {
+    chunks.iter().map(Chunk::size).sum()
+}
+
 impl Rejected {
     pub(crate) fn new(chunks: Vec<Chunk>, error: Error) -> Box<Self> {
         Box::new(Self { chunks, error })
@@ -135,12 +162,12 @@ impl ReservedRange {
 
     /// The mapped chunks, in order of address.
     pub fn chunks(&self) -> impl ExactSizeIterator<Item = MappedChunk> + '_ {
-        let mut address = self.base;
-        self.chunks.iter().map(move |chunk| {
-            let this = MappedChunk { address, bytes: chunk.bytes(), handle: chunk.handle() };
-            address += chunk.size();
-            this
-        })
+        placed(self.base, &self.chunks)
+    }
+
+    /// The chunks themselves, in the same order.
+    pub(crate) fn held(&self) -> &[Chunk] {
+        &self.chunks
     }
 
     pub(crate) fn chunk_mut(&mut self, number: usize) -> Option<&mut Chunk> {
@@ -202,7 +229,8 @@ impl ReservedRange {
             result = unsafe { self.card.gate().set_access(start, total) };
         }
         if let Err(error) = result {
-            let (chunks, unmapped) = self.undo_append(start, chunks, done);
+            // SAFETY: so many were mapped there a moment ago, and nobody was told of them yet.
+            let (chunks, unmapped) = unsafe { self.unmap_behind(self.mapped, chunks, done) };
             let error = self.card.explain(total, error);
             let error = match unmapped {
                 Ok(()) => error,
@@ -221,8 +249,12 @@ impl ReservedRange {
         Ok(())
     }
 
-    /// Takes the first `done` of `chunks`, mapped from `start` on, away again. What cannot be taken away gets stuck.
-    fn undo_append(
+    /// Takes the first `done` of `chunks`, mapped from `start` bytes on and in no book, away again. What cannot be taken
+    /// away gets stuck.
+    ///
+    /// # Safety
+    /// They are mapped exactly so, and nothing uses them.
+    unsafe fn unmap_behind(
         &mut self,
         start: u64,
         chunks: Vec<Chunk>,
@@ -231,19 +263,19 @@ impl ReservedRange {
         self.card.maps().release(self.map_entries(chunks.len() - done));
         let mut back = Vec::with_capacity(chunks.len());
         let mut failed = Ok(());
-        let mut address = start;
+        let mut offset = start;
         for (n, chunk) in chunks.into_iter().enumerate() {
             let size = chunk.size();
             if n >= done {
                 back.push(chunk);
                 continue;
             }
-            // SAFETY: this chunk was mapped exactly here a moment ago, and nobody was told of it yet.
-            match unsafe { self.card.gate().unmap(address, size) } {
+            // SAFETY: the caller promises that this chunk is mapped exactly here and that nothing uses it.
+            match unsafe { self.card.gate().unmap(self.base + offset, size) } {
                 Err(error) if !is_gone(&error) => {
                     let accounts = self.card.accounts();
                     accounts.in_hand.move_to(&accounts.stranded, size);
-                    self.stuck.push((address - self.base, chunk));
+                    self.stuck.push((offset, chunk));
                     failed = failed.and(Err(error));
                 }
                 _ => {
@@ -251,7 +283,7 @@ impl ReservedRange {
                     back.push(chunk);
                 }
             }
-            address += size;
+            offset += size;
         }
         (back, failed)
     }
@@ -295,46 +327,114 @@ impl ReservedRange {
 
     /// Maps chunks, taken from the end downwards, back where they were.
     fn undo_take(&mut self, mut taken: Vec<Chunk>, first: DriverError) -> Box<Rejected> {
+        taken.reverse();
         if is_gone(&first) {
-            taken.reverse();
             return Rejected::new(taken, first.into());
         }
-        while let Some(chunk) = taken.pop() {
-            if let Err(rejected) = self.map_behind(vec![chunk]) {
-                taken.extend(rejected.chunks);
-                taken.reverse();
-                return Rejected::new(taken, rejected.error.after(first.into()));
-            }
-        }
-        Rejected::new(taken, first.into())
+        self.put_back(taken, first.into())
     }
 
-    /// Swaps the last chunk for `chunks`, which together are at most as large, at the same address. The old one comes
-    /// back.
+    /// Maps chunks back where they were taken from, one by one, so that as many as can be are there again. The error says
+    /// `first` why they had been taken in vain; it is [`Error::Rollback`] if not all are back, and the others come with
+    /// it.
+    pub(crate) fn put_back(&mut self, chunks: Vec<Chunk>, first: Error) -> Box<Rejected> {
+        let mut chunks = chunks.into_iter();
+        while let Some(chunk) = chunks.next() {
+            if let Err(mut rejected) = self.map_behind(vec![chunk]) {
+                rejected.chunks.extend(chunks);
+                return Rejected::new(rejected.chunks, rejected.error.after(first));
+            }
+        }
+        Rejected::new(Vec::new(), first)
+    }
+
+    /// Takes away what was mapped from `keep` on a moment ago and nobody was told of, as far as the driver lets it: what
+    /// it keeps gets stuck.
     ///
     /// # Safety
-    /// As for [`take_from`](Self::take_from), from the last chunk's beginning on.
+    /// As for [`take_from`](Self::take_from).
+    pub(crate) unsafe fn take_or_leave(&mut self, keep: u64) -> (Vec<Chunk>, core::result::Result<(), DriverError>) {
+        let first = self.number_at(keep);
+        let chunks = self.chunks.split_off(first);
+        let bytes = sum(&chunks);
+        self.mapped -= bytes;
+        let accounts = self.card.accounts();
+        accounts.mapped.move_to(&accounts.in_hand, bytes);
+        let all = chunks.len();
+        // SAFETY: they are mapped one behind the other from there on, and the caller promises that nothing uses them.
+        unsafe { self.unmap_behind(self.mapped, chunks, all) }
+    }
+
+    /// Swaps the chunks that begin at or above `from` for `chunks`, which together are as large, at the same addresses.
+    /// The old ones come back.
+    ///
+    /// # Safety
+    /// As for [`take_from`](Self::take_from).
     ///
     /// # Errors
-    /// The new chunks come back with the error and the old one stays mapped. If mapping it again fails too
-    /// ([`Error::Rollback`]), the old one comes back with the others.
-    pub(crate) unsafe fn replace_last(&mut self, chunks: Vec<Chunk>) -> Result<Option<Chunk>, Box<Rejected>> {
-        let Some(last) = self.chunks.last() else { return Ok(None) };
-        let keep = Bytes::new(self.mapped - last.size());
-        // SAFETY: the caller promises that nothing uses the memory from there on.
-        let mut old = match unsafe { self.take_from(keep) } {
+    /// The new chunks come back with the error and the old ones stay mapped. If mapping them again fails too
+    /// ([`Error::Rollback`]), those that are not mapped come back with the others.
+    pub(crate) unsafe fn replace_from(&mut self, from: u64, chunks: Vec<Chunk>) -> Result<Vec<Chunk>, Box<Rejected>> {
+        // SAFETY: the contract is the same.
+        let old = match unsafe { self.take_from(Bytes::new(from)) } {
             Ok(old) => old,
             Err(mut rejected) => {
                 rejected.chunks.extend(chunks);
                 return Err(rejected);
             }
         };
-        let Err(mut rejected) = self.map_behind(chunks) else { return Ok(old.pop()) };
-        if let Err(again) = self.map_behind(old) {
-            rejected.chunks.extend(again.chunks);
-            rejected.error = again.error.after(rejected.error);
+        let Err(rejected) = self.map_behind(chunks) else { return Ok(old) };
+        let mut back = self.put_back(old, rejected.error);
+        back.chunks.extend(rejected.chunks);
+        Err(back)
+    }
+
+    /// Leaves the chunks from number `first` on out of the books, mapped as they are, until they
+    /// [join](Self::join) again. Meanwhile the chunks below are the last.
+    pub(crate) fn part(&mut self, first: usize) -> Parted {
+        let chunks = self.chunks.split_off(first);
+        self.mapped -= sum(&chunks);
+        Parted { start: self.mapped, chunks }
+    }
+
+    /// Takes parted chunks back into the books.
+    ///
+    /// # Errors
+    /// The same, if what is mapped does not reach up to them any more.
+    pub(crate) fn join(&mut self, parted: Parted) -> Result<(), Parted> {
+        if self.mapped != parted.start {
+            return Err(parted);
         }
-        Err(rejected)
+        self.mapped += sum(&parted.chunks);
+        self.chunks.extend(parted.chunks);
+        Ok(())
+    }
+
+    /// Unmaps parted chunks that cannot join any more, as far as the driver lets it: what it keeps gets stuck.
+    ///
+    /// # Safety
+    /// As for [`take_from`](Self::take_from).
+    pub(crate) unsafe fn unmap_parted(&mut self, parted: Parted) -> Vec<Chunk> {
+        let accounts = self.card.accounts();
+        accounts.mapped.move_to(&accounts.in_hand, sum(&parted.chunks));
+        let all = parted.chunks.len();
+        // SAFETY: they stayed mapped where they were parted, and the caller promises that nothing uses them.
+        let (chunks, unmapped) = unsafe { self.unmap_behind(parted.start, parted.chunks, all) };
+        if let Err(error) = unmapped {
+            tracing::warn!(device = %self.card.id(), %error, "chunks that lost their place could not be unmapped");
+        }
+        chunks
+    }
+
+    /// The number of the first chunk that begins at or above `offset`.
+    pub(crate) fn number_at(&self, offset: u64) -> usize {
+        let mut end = 0;
+        let begins_below = |chunk: &&Chunk| {
+            let below = end < offset;
+            end += chunk.size();
+            below
+        };
+        self.chunks.iter().take_while(begins_below).count()
     }
 
     /// Unmaps everything, releases the chunks and gives the span back.

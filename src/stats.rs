@@ -6,7 +6,7 @@ use crate::backing::Mode;
 use crate::budget::BudgetUsage;
 use crate::bytes::Bytes;
 use crate::card::Card;
-use crate::pool::Sizing;
+use crate::pool::{PoolStats, Sizing};
 
 /// What one buffer has and did. Bytes are of this buffer alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +68,8 @@ pub struct Snapshot {
     pub peak_bytes: Bytes,
     /// Chunks there are, mapped or pooled.
     pub chunks: u64,
+    /// What the device's pools did, those that are gone left out.
+    pub pools: PoolStats,
     /// Calls that change memory: spans, handles, mappings, access, blocks.
     pub driver_calls: u64,
     /// What the driver says is free; none if it does not say.
@@ -96,6 +98,7 @@ impl Snapshot {
             bytes_stranded: Bytes::new(accounts.stranded.get()),
             peak_bytes: Bytes::new(accounts.peak()),
             chunks: accounts.chunks.get(),
+            pools: card.pool_stats(),
             driver_calls: card.gate().memory_calls(),
             free: memory.map(|memory| Bytes::new(memory.free)),
             total: memory.map(|memory| Bytes::new(memory.total)),
@@ -140,6 +143,9 @@ impl fmt::Display for Snapshot {
         }
         if let (Some(free), Some(total)) = (self.free, self.total) {
             write!(f, "; free {free} of {total}")?;
+        }
+        if self.pools.hits > 0 {
+            write!(f, "; {} of {} chunks from pools", self.pools.hits, self.pools.hits + self.pools.misses)?;
         }
         if let Some(files) = self.open_files {
             write!(f, "; open files {} of {}", files.ours + files.others, files.limit)?;

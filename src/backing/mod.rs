@@ -1,13 +1,18 @@
 //! What lies under a buffer: chunks in a span, or one contiguous block.
 
+mod coalesce;
 mod contiguous;
+mod exact;
+mod loan;
 mod retire;
 mod segmented;
 
 use core::fmt;
 use std::os::fd::OwnedFd;
 
+pub use coalesce::Coalesced;
 pub use contiguous::{Fallback, FallbackContiguous};
+pub(crate) use loan::{Handed, Party};
 pub use segmented::{MapHooks, Segmented};
 
 use crate::bytes::Bytes;
@@ -109,6 +114,11 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// # Errors
     /// As for [`shrink`](Self::shrink).
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk>;
+
+    /// The chunks in a span, if that is what it is.
+    fn as_segmented(&mut self) -> Option<&mut Segmented> {
+        None
+    }
 
     /// Gives everything back, after waiting for the device. Nothing is there afterwards. Where the device cannot be
     /// waited for, as while a graph is captured, the memory goes when it next can be.

@@ -14,7 +14,7 @@ use crate::card::{Card, Drain, Orphan, not_idle};
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, ChunkPool, Ladder, Sizing, Taken};
 use crate::quiesce::Event;
-use crate::range::{MappedChunk, Rejected, ReservedRange};
+use crate::range::{MappedChunk, ReservedRange};
 
 /// What is told of chunks as they come and go, for libraries that register device memory (NCCL, UCX, GPUDirect).
 ///
@@ -35,33 +35,33 @@ pub trait MapHooks: Send + Sync {
 
 /// A [`ReservedRange`] with a sizing rule and a pool.
 pub struct Segmented {
-    core: Arc<Mutex<Core>>,
-    ladder: Ladder,
-    pool: ChunkPool,
-    granularity: u64,
-    base: u64,
+    pub(super) core: Arc<Mutex<Core>>,
+    pub(super) ladder: Ladder,
+    pub(super) pool: ChunkPool,
+    pub(super) granularity: u64,
+    pub(super) base: u64,
 }
 
 /// What a thread that gives up memory for others may reach too.
-struct Core {
-    range: ReservedRange,
+pub(super) struct Core {
+    pub(super) range: ReservedRange,
     retiring: RetireList,
-    pool: ChunkPool,
+    pub(super) pool: ChunkPool,
     hooks: Option<Arc<dyn MapHooks>>,
 }
 
 impl Core {
     /// What the buffer has: all that is mapped and does not wait to be unmapped.
-    fn committed(&self) -> u64 {
+    pub(super) fn committed(&self) -> u64 {
         self.retiring.start().unwrap_or(self.mapped())
     }
 
-    fn mapped(&self) -> u64 {
+    pub(super) fn mapped(&self) -> u64 {
         self.range.mapped().get()
     }
 
     /// `[start, end)` of the chunk that `bytes` cuts in two, if it does.
-    fn astride(&self, bytes: u64) -> Option<(u64, u64)> {
+    pub(super) fn astride(&self, bytes: u64) -> Option<(u64, u64)> {
         let mut start = 0;
         self.range.chunks().find_map(|chunk| {
             let this = (start, start + chunk.bytes.get());
@@ -71,24 +71,28 @@ impl Core {
     }
 
     /// The end of the chunk that `bytes` lies in.
-    fn chunk_end(&self, bytes: u64) -> u64 {
+    pub(super) fn chunk_end(&self, bytes: u64) -> u64 {
         self.astride(bytes).map_or(bytes, |(_, end)| end)
     }
 
-    fn tell_unmapping(&self, from: u64) {
+    pub(super) fn tell_unmapping(&self, from: u64) {
         self.tell(from, |hooks, chunk| hooks.unmapping(chunk));
     }
 
-    fn tell_mapped(&self, from: u64) {
+    pub(super) fn tell_mapped(&self, from: u64) {
         self.tell(from, |hooks, chunk| hooks.mapped(chunk));
     }
 
-    /// Tells of the chunks that begin at or above `from`. A hook that panics is logged and goes no further: memory is
-    /// half way from here to there.
+    /// Tells of the chunks that begin at or above `from`.
     fn tell(&self, from: u64, what: impl Fn(&dyn MapHooks, MappedChunk)) {
-        let Some(hooks) = &self.hooks else { return };
         let from = self.range.base() + from;
-        for chunk in self.range.chunks().filter(|chunk| chunk.address >= from) {
+        self.tell_of(self.range.chunks().filter(|chunk| chunk.address >= from), what);
+    }
+
+    /// Tells of chunks. A hook that panics is logged and goes no further: memory is half way from here to there.
+    pub(super) fn tell_of(&self, chunks: impl Iterator<Item = MappedChunk>, what: impl Fn(&dyn MapHooks, MappedChunk)) {
+        let Some(hooks) = &self.hooks else { return };
+        for chunk in chunks {
             let told = std::panic::catch_unwind(AssertUnwindSafe(|| what(&**hooks, chunk)));
             if told.is_err() {
                 tracing::error!(device = %self.pool.card().id(), ?chunk, "a hook panicked");
@@ -97,7 +101,7 @@ impl Core {
     }
 
     /// Keeps chunks in the pool; returns how many bytes.
-    fn keep(&self, chunks: impl IntoIterator<Item = Chunk>) -> u64 {
+    pub(super) fn keep(&self, chunks: impl IntoIterator<Item = Chunk>) -> u64 {
         chunks.into_iter().fold(0, |sum, chunk| {
             let size = chunk.size();
             self.pool.put(chunk);
@@ -138,7 +142,7 @@ impl Core {
     }
 
     /// Waits for all that waits, and gives it up.
-    fn flush(&mut self) -> Result<u64> {
+    pub(super) fn flush(&mut self) -> Result<u64> {
         self.retiring.wait_for_all()?;
         match self.retiring.start() {
             // SAFETY: as in `drain`, after the waiting.
@@ -186,11 +190,11 @@ impl Segmented {
         Ok(Self { core: Arc::new(Mutex::new(core)), ladder, pool: pool.clone(), granularity, base })
     }
 
-    fn card(&self) -> &Arc<Card> {
+    pub(super) fn card(&self) -> &Arc<Card> {
         self.pool.card()
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock()
     }
 
@@ -200,94 +204,14 @@ impl Segmented {
         self.card().add_retiring(Arc::downgrade(&core));
     }
 
-    fn shrunk(&self, released: u64, retiring: u64, why: Option<String>) -> Shrunk {
+    pub(super) fn shrunk(&self, released: u64, retiring: u64, why: Option<String>) -> Shrunk {
         let committed = Bytes::new(self.core().committed());
         Shrunk { released: Bytes::new(released), retiring: Bytes::new(retiring), committed, why }
     }
 
     /// Undoes a take of chunks that were made for it or not.
-    fn put_back(&self, chunks: Vec<Chunk>, fresh: Vec<bool>) {
+    pub(super) fn put_back(&self, chunks: Vec<Chunk>, fresh: Vec<bool>) {
         self.pool.undo_take(chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
-    }
-
-    /// A chunk of `live` bytes that holds what the buffer holds from `start` on.
-    fn copy_of(&self, start: u64, live: u64) -> Result<Taken> {
-        let Taken { chunk, fresh } = self.pool.take_one(live)?;
-        match self.fill_copy(chunk, start, live) {
-            Ok(chunk) => Ok(Taken { chunk, fresh }),
-            Err(rejected) => {
-                self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
-                Err(rejected.error)
-            }
-        }
-    }
-
-    /// Copies `live` bytes from `start` into `chunk`, through a span that exists only for that.
-    fn fill_copy(&self, chunk: Chunk, start: u64, live: u64) -> Result<Chunk, Box<Rejected>> {
-        let card = self.card();
-        let mut side = match ReservedRange::reserve(card, live, self.granularity) {
-            Ok(side) => side,
-            Err(error) => return Err(Rejected::new(vec![chunk], error)),
-        };
-        side.append(vec![chunk])?;
-        // SAFETY: both sides are mapped with access for `live` bytes and do not overlap; without a stream the copy is
-        // over when this returns.
-        let copied = unsafe { card.gate().copy_within(side.base(), self.base + start, live, None) };
-        // SAFETY: the copy is over, and nobody else knows of the side span.
-        let mut chunks = unsafe { side.take_from(Bytes::ZERO) }?;
-        match (copied, chunks.pop()) {
-            (Ok(()), Some(chunk)) => Ok(chunk),
-            (copied, chunk) => {
-                let error = copied.err().map_or(Error::ZeroLength { what: "a chunk" }, Error::from);
-                Err(Rejected::new(chunk.into_iter().collect(), error))
-            }
-        }
-    }
-
-    /// Puts `copy` in the place of the chunk at `start`, and gives up that one and all above.
-    ///
-    /// # Safety
-    /// As for [`Backing::shrink_exact`].
-    unsafe fn swap_in(&self, copy: Taken, start: u64, end: u64) -> Result<u64> {
-        let mut core = self.core();
-        core.tell_unmapping(start);
-        // SAFETY: the caller promises that nothing touches the memory.
-        let above = match unsafe { core.range.take_from(Bytes::new(end)) } {
-            Ok(above) => above,
-            Err(rejected) => {
-                core.tell_mapped(start);
-                core.keep(rejected.chunks);
-                self.pool.undo_take([copy]);
-                return Err(rejected.error);
-            }
-        };
-        let full = core.mapped();
-        let Taken { chunk, fresh } = copy;
-        // SAFETY: the caller promises that nothing touches the memory.
-        let rejected = match unsafe { core.range.replace_last(vec![chunk]) } {
-            Ok(old) => {
-                core.tell_mapped(start);
-                return Ok(core.keep(above) + core.keep(old) - (end - start));
-            }
-            Err(rejected) => rejected,
-        };
-        if core.mapped() != full {
-            // The old chunk could not be put back: what lay above it has lost its place.
-            core.tell_mapped(start);
-            core.keep(rejected.chunks);
-            core.keep(above);
-            return Err(rejected.error);
-        }
-        self.pool.undo_take(rejected.chunks.into_iter().map(|chunk| Taken { chunk, fresh }));
-        let back = core.range.append(above);
-        core.tell_mapped(start);
-        match back {
-            Ok(()) => Err(rejected.error),
-            Err(again) => {
-                core.keep(again.chunks);
-                Err(again.error.after(rejected.error))
-            }
-        }
     }
 }
 
@@ -447,38 +371,12 @@ impl Backing for Segmented {
     }
 
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
-        let Some(end) = bytes.checked_next_multiple_of(self.granularity) else {
-            return Ok(self.shrunk(0, 0, None));
-        };
-        let Some((start, _)) = self.core().astride(end) else {
-            // SAFETY: the caller promises that nothing touches the memory.
-            return unsafe { self.shrink(end) };
-        };
-        // What waits lies above and goes first, so that what follows is all or nothing.
-        let flushed = self.core().flush()?;
-        let copy = match self.ladder.mixes() {
-            true => self.copy_of(start, end - start).map_err(|error| match error {
-                Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::OutOfMaps(_) => Ok(error.to_string()),
-                other => Err(other),
-            }),
-            false => Err(Ok("all chunks of this span have one size".to_owned())),
-        };
-        match copy {
-            Ok(copy) => {
-                // SAFETY: the caller promises that nothing touches the memory.
-                let released = unsafe { self.swap_in(copy, start, end) }?;
-                Ok(self.shrunk(flushed + released, 0, None))
-            }
-            Err(Ok(why)) => {
-                // SAFETY: the caller promises that nothing touches the memory.
-                let mut shrunk = unsafe { self.shrink(end) }?;
-                let stay = Bytes::new(shrunk.committed.get() - end);
-                shrunk.released = Bytes::new(shrunk.released.get() + flushed);
-                shrunk.why = Some(format!("{stay} of the last chunk stay: {why}"));
-                Ok(shrunk)
-            }
-            Err(Err(error)) => Err(error),
-        }
+        // SAFETY: the contract is the same.
+        unsafe { self.cut_to(bytes) }
+    }
+
+    fn as_segmented(&mut self) -> Option<&mut Segmented> {
+        Some(self)
     }
 
     fn export(&mut self, chunk: usize) -> Result<OwnedFd> {

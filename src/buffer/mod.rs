@@ -2,6 +2,7 @@
 
 mod builder;
 mod content;
+mod loan;
 mod set;
 
 use core::fmt;
@@ -9,6 +10,7 @@ use core::marker::PhantomData;
 use std::os::fd::OwnedFd;
 
 pub use builder::BufferBuilder;
+pub use loan::{Loan, Returned};
 pub use set::{BufferSet, Member};
 
 use crate::backing::{Backing, Growth, Mode, Shrunk};
@@ -376,10 +378,10 @@ impl<T> GrowableBuffer<T> {
     }
 
     /// Shrinks to `len` elements and gives up everything above, rounded up to the granularity: what lives in the chunk
-    /// astride the new end is copied on the device into a chunk that fits, which is mapped at the same address.
+    /// astride the new end is copied on the device into smaller ones, which take its place at the same address.
     ///
-    /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span), the result
-    /// says how much stays and why. [`Quiesce::Deferred`] waits here: there is something to copy.
+    /// Where that cannot be done (no memory for the copy, a device that takes one chunk size per span, a chunk that was
+    /// exported), the result says how much stays and why. [`Quiesce::Deferred`] waits here: there is something to copy.
     ///
     /// # Errors
     /// As for [`shrink_to`](Self::shrink_to).

@@ -28,7 +28,7 @@ impl Chunk {
         card.with_room(|| Self::create_once(card, bytes, props))
     }
 
-    fn create_once(card: &Arc<Card>, bytes: u64, props: ChunkProps) -> Result<Self> {
+    pub(crate) fn create_once(card: &Arc<Card>, bytes: u64, props: ChunkProps) -> Result<Self> {
         let files = u64::from(card.gate().info().open_files_per_chunk);
         card.files().acquire(files).map_err(Error::OutOfFiles)?;
         match card.gate().create(bytes, props) {

@@ -22,8 +22,9 @@ use crate::error::{Error, Result};
 pub enum Sizing {
     /// Chunks grow with the position in the span: the largest power of two that is at most an eighth of the position,
     /// no less than the granularity and no more than the device's largest sound chunk. Boundaries depend on the
-    /// position alone, so pooled chunks fit again whatever came before (but for exact shrinks, which cut a chunk), and at
-    /// most an eighth of what is committed, or one smallest chunk, lies idle.
+    /// position alone, so pooled chunks fit again whatever came before, and at most an eighth of what is committed, or one
+    /// smallest chunk, lies idle. Exact shrinks, which cut a chunk, and loans, which bring chunks of other sizes, move the
+    /// boundaries of what is mapped behind them; sizes stay those of the ladder.
     #[default]
     Ladder,
     /// All chunks have this size, a multiple of the granularity.
@@ -90,7 +91,7 @@ impl Sizing {
             Self::Uniform(size) => Self::Uniform(Bytes::new(size.get().max(granularity))),
             other => other,
         };
-        Ladder { rule, granularity, max_chunk, span: u64::MAX }.chunks_for(bytes.get())
+        Ladder { rule, granularity, max_chunk, span: u64::MAX, one_size: false }.chunks_for(bytes.get())
     }
 }
 
@@ -101,6 +102,8 @@ pub(crate) struct Ladder {
     granularity: u64,
     max_chunk: u64,
     span: u64,
+    /// Whether the device takes only one chunk size per span.
+    one_size: bool,
 }
 
 impl Ladder {
@@ -137,7 +140,17 @@ impl Ladder {
         };
         let span =
             bytes.checked_next_multiple_of(unit).ok_or(Error::Overflow { what: "a span", count: bytes, size: 1 })?;
-        Ok(Self { rule, granularity, max_chunk, span })
+        Ok(Self { rule, granularity, max_chunk, span, one_size: quirks.uniform_chunks_only })
+    }
+
+    /// The same rule for a span without an end.
+    pub(crate) fn without_end(&self) -> Self {
+        Self { span: u64::MAX, ..*self }
+    }
+
+    /// The ladder on the same span, whatever its own rule; none where the device takes only one chunk size per span.
+    pub(crate) fn steps(&self) -> Option<Self> {
+        (!self.one_size).then_some(Self { rule: Sizing::Ladder, ..*self })
     }
 
     /// The size of the span, in bytes.
@@ -184,6 +197,26 @@ impl Ladder {
             position += size;
             Some(size)
         })
+    }
+
+    /// The sizes of the chunks that a chunk is cut into, `bytes` together: such as other spans take too, the largest
+    /// first.
+    pub(crate) fn pieces(&self, bytes: u64) -> impl Iterator<Item = u64> + use<> {
+        let ladder = *self;
+        let mut left = bytes;
+        core::iter::from_fn(move || {
+            let size = ladder.piece(left)?;
+            left -= size;
+            Some(size)
+        })
+    }
+
+    /// The largest chunk of at most `bytes` (a multiple of the granularity) that the ladder makes anywhere; of just that
+    /// size where chunks have any.
+    pub(crate) fn piece(&self, bytes: u64) -> Option<u64> {
+        let log = (bytes / self.granularity).checked_ilog2()?;
+        let size = if matches!(self.rule, Sizing::Exact) { bytes } else { self.granularity << log };
+        Some(size.min(self.max_chunk))
     }
 
     /// How many chunks lie under the first `bytes`.
@@ -288,6 +321,19 @@ mod tests {
         assert_eq!(size(24 * GIB, None), 128 * MIB);
         assert_eq!(size(24 * GIB, Some(900)), 128 * MIB);
         assert_eq!(size(8 * GIB, Some(64)), 256 * MIB, "512 MiB would save files, and is not sound there");
+    }
+
+    #[test]
+    fn pieces_are_few_and_of_sizes_that_fit_elsewhere() {
+        let mixed = ladder(Sizing::Ladder, 64 * GIB);
+        assert_eq!(mixed.pieces(602 * MIB).collect::<Vec<_>>(), [512, 64, 16, 8, 2].map(|mib| mib * MIB));
+        assert_eq!(mixed.pieces(0).count(), 0);
+        for granules in 1..512 {
+            let pieces: Vec<u64> = mixed.pieces(granules * 2 * MIB).collect();
+            assert_eq!(pieces.iter().sum::<u64>(), granules * 2 * MIB);
+            assert!(pieces.len() <= 9 && pieces.iter().all(|piece| piece.is_power_of_two()), "{pieces:?}");
+        }
+        assert_eq!(ladder(Sizing::Exact, 8 * GIB).pieces(602 * MIB).collect::<Vec<_>>(), [602 * MIB]);
     }
 
     #[test]

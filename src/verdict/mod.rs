@@ -155,8 +155,7 @@ impl Verdict for Decided {
             }
             return Ok(Box::new(FallbackContiguous::open(card, request.bytes, request.align, request.fallback)?));
         }
-        let files = (card.gate().info().open_files_per_chunk > 0).then(|| card.files().usage().for_chunks());
-        let ladder = Ladder::new(request.sizing, request.bytes, self.granularity, &self.quirks, files)?;
+        let ladder = Ladder::new(request.sizing, request.bytes, self.granularity, &self.quirks, card.files_in_all())?;
         Ok(Box::new(Segmented::open(request.pool, ladder, self.granularity, request.hooks.clone())?))
     }
 }

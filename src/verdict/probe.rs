@@ -270,10 +270,9 @@ impl Probe {
 
     /// The one chunk size that a buffer of so many bytes would get, which depends on the open files there are.
     fn one_size(&self, bytes: Bytes) -> Sizing {
-        let files = self.card.files();
-        let files = (self.card.gate().info().open_files_per_chunk > 0).then(|| files.usage().for_chunks());
         let max_chunk = self.quirks.max_chunk.get().max(self.granularity);
-        Sizing::Uniform(Bytes::new(uniform_size(bytes.get(), self.granularity, max_chunk, files)))
+        let size = uniform_size(bytes.get(), self.granularity, max_chunk, self.card.files_in_all());
+        Sizing::Uniform(Bytes::new(size))
     }
 
     fn life_cycle(&mut self) -> Result<(), Reason> {

@@ -20,6 +20,8 @@ mod life;
 mod limits;
 mod loading;
 mod personalities;
+#[path = "../promises/pool.rs"]
+mod pool;
 #[path = "../shared/process.rs"]
 mod process;
 mod quiesce;
@@ -98,11 +100,13 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Tests that leave something on purpose: what the driver would not take back, or what was leaked.
-const LEAVE_SOMETHING: [&str; 4] = [
+const LEAVE_SOMETHING: [&str; 6] = [
     "a_drop_that_cannot_give_back_says_so_and_nothing_else_breaks",
     "lasting_failures_are_accounted_for",
+    "lasting_failures_of_a_move_are_accounted_for",
     "leaked_memory_stays_and_is_not_counted_as_given_back",
     "two_failures_cost_no_byte_of_what_is_left",
+    "two_failures_of_a_move_cost_no_byte_of_what_is_left",
 ];
 
 /// Runs a promise; the stand-in must hold after it what it held before.
@@ -155,6 +159,17 @@ mod promises {
             leaked_memory_stays_and_is_not_counted_as_given_back,
             copies_and_fills_on_a_stream,
             hooks_are_told_of_every_chunk,
+        }
+        pool {
+            a_failed_move_changes_nothing,
+            two_failures_of_a_move_cost_no_byte_of_what_is_left,
+            lasting_failures_of_a_move_are_accounted_for,
+            a_loan_moves_chunks_and_nothing_else,
+            lender_and_borrower_go_in_any_order,
+            cuts_leave_chunks_that_fit_elsewhere,
+            coalescing_makes_the_ladders_chunks_of_small_ones,
+            coalescing_does_what_memory_allows,
+            a_prewarmed_pool_has_what_a_buffer_takes,
         }
     }
 }

@@ -15,6 +15,8 @@ use growspan::{Bytes, DeviceOptions, Granularity};
 mod faults;
 #[path = "../promises/life.rs"]
 mod life;
+#[path = "../promises/pool.rs"]
+mod pool;
 #[path = "../promises/world.rs"]
 mod world;
 
@@ -121,6 +123,17 @@ mod promises {
             leaked_memory_stays_and_is_not_counted_as_given_back,
             copies_and_fills_on_a_stream,
             hooks_are_told_of_every_chunk,
+        }
+        pool {
+            a_failed_move_changes_nothing,
+            two_failures_of_a_move_cost_no_byte_of_what_is_left,
+            lasting_failures_of_a_move_are_accounted_for,
+            a_loan_moves_chunks_and_nothing_else,
+            lender_and_borrower_go_in_any_order,
+            cuts_leave_chunks_that_fit_elsewhere,
+            coalescing_makes_the_ladders_chunks_of_small_ones,
+            coalescing_does_what_memory_allows,
+            a_prewarmed_pool_has_what_a_buffer_takes,
         }
         faults {
             a_failed_operation_changes_nothing,

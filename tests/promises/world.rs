@@ -207,6 +207,11 @@ pub(crate) fn contents(buffer: &GrowableBuffer<u8>) -> Contents {
 }
 
 impl Contents {
+    /// The byte at an offset, if it was looked at.
+    pub(crate) fn at(&self, offset: usize) -> Option<u8> {
+        self.0.iter().find_map(|(start, bytes)| bytes.get(offset.checked_sub(*start)?).copied())
+    }
+
     /// Whether the first `len` bytes of a buffer are as they were.
     pub(crate) fn still_in(&self, buffer: &GrowableBuffer<u8>, len: usize) -> bool {
         self.0.iter().filter(|(start, _)| *start < len).all(|(start, bytes)| {
