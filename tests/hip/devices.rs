@@ -19,6 +19,12 @@ pub(crate) fn as_child(role: &str) {
         "fork" => fork(),
         "exit" => leave_live_buffers(),
         "lost" => lost(),
+        "two maps" => a_silent_failure_before_a_loud_one(),
+        "pieces" => a_copy_that_fails_in_the_middle(),
+        "peer" => work_of_a_peer(),
+        "behind" => behind_a_hang(),
+        "spans" => large_spans_come_and_go(),
+        "import" => an_import_moves(),
         "hang" => personalities::hang(),
         "forced" => personalities::forced(),
         other => panic!("no role {other}"),
@@ -248,4 +254,155 @@ fn misuse_is_refused() {
     unsafe { driver.free_span(span, 4 * CHUNK) }.unwrap();
     // SAFETY: nothing uses the block.
     unsafe { driver.free(block, CHUNK) }.unwrap();
+}
+
+#[test]
+fn a_map_that_failed_in_silence_is_not_unmapped_because_of_another() {
+    for personality in ["6.1", "6.4.3", "7.2.4", "7.10"] {
+        Child::of(personality).role_well("devices two maps");
+    }
+}
+
+fn all_chunks() -> DeviceOptions {
+    DeviceOptions::new().granularity(Granularity::AtLeast2MiB).pool_keep(Bytes::ZERO)
+}
+
+fn a_silent_failure_before_a_loud_one() {
+    let (stand_in, device) = (StandIn::get(), all_chunks().hip(0).unwrap());
+    let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build().unwrap();
+    buffer.append(&[7; MIB]).unwrap();
+    let before = stand_in.figures(0);
+    for (silent, loud) in [(1, 2), (1, 3), (2, 3), (3, 1)] {
+        stand_in.fail_map(silent);
+        stand_in.fail_call(c"hipMemMap", loud, 1);
+        buffer.grow_to(9 * MIB).unwrap_err();
+        stand_in.fail_map(0);
+        stand_in.fail_call(c"hipMemMap", 0, 0);
+        assert_eq!(stand_in.figures(0), before, "map {silent} in silence, map {loud} with an error");
+    }
+    buffer.grow_to(9 * MIB).unwrap();
+    buffer.close().unwrap();
+    assert_eq!(stand_in.figures(0).bytes_used, 0);
+}
+
+/// On 6.1 a copy goes in pieces. One that fails must not return while those before it are on their way.
+#[test]
+fn no_copy_returns_before_it_is_over() {
+    Child::of("6.1").role_well("devices pieces");
+}
+
+fn a_copy_that_fails_in_the_middle() {
+    let (stand_in, device) = (StandIn::get(), all_chunks().hip(0).unwrap());
+    let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build().unwrap();
+    buffer.append(&vec![7; 8 * MIB]).unwrap();
+    let mut back = vec![0; 8 * MIB];
+    stand_in.fail_call(c"hipMemcpyDtoHAsync", 3, 999);
+    buffer.copy_out(0, &mut back).unwrap_err();
+    let seen = back.clone();
+    device.synchronize().unwrap();
+    assert!(seen == back, "the memory was written after the copy had returned");
+    buffer.close().unwrap();
+}
+
+/// A peer's work on a buffer is waited for as the owner's is.
+#[test]
+fn nothing_is_unmapped_under_a_peers_work() {
+    for personality in ["6.4.3", "7.14.1"] {
+        Child::of(personality).set("FAKE_AMDHIP_DEVICES", "2").role_well("devices peer");
+    }
+}
+
+fn work_of_a_peer() {
+    let stand_in = StandIn::get();
+    let driver = HipDriver::open_with(0, HipOptions::new().peers([1])).unwrap();
+    let device = all_chunks().open(Arc::new(driver)).unwrap();
+    let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * MIB).build().unwrap();
+    buffer.append(&vec![7; 8 * MIB]).unwrap();
+    let mut seen = vec![0; MIB];
+    let stream = crate::stand_in::Stream::new(1);
+    stand_in.make_current(1);
+    stand_in.queue_read(buffer.device_ptr() + 6 * (MIB as u64), &mut seen, &stream);
+    stand_in.make_current(0);
+    buffer.shrink_to(0, Quiesce::Device).unwrap();
+    assert!(seen.iter().all(|byte| *byte == 7), "the peer's work is over");
+    buffer.close().unwrap();
+}
+
+/// One device hangs in the runtime: the others say so, and nobody waits for ever.
+#[test]
+fn others_do_not_wait_for_ever_behind_a_hang() {
+    let text = Child::of("old-drm").set("FAKE_AMDHIP_DEVICES", "2").role_well("devices behind");
+    assert!(text.contains("first: setting access: the driver did not return within 0.3 s"), "{text}");
+    assert!(
+        text.contains("second: granularity: granularity failed: driver error: another thread has been in"),
+        "{text}"
+    );
+}
+
+fn behind_a_hang() {
+    let first = DeviceOptions::new().patience(core::time::Duration::from_millis(300)).hip(0).unwrap();
+    println!("first: {}", first.verdict().reason().unwrap());
+    let second = DeviceOptions::new().hip(1).unwrap();
+    println!("second: {}", second.verdict().reason().unwrap());
+    let started = std::time::Instant::now();
+    let driver = HipDriver::open(1).unwrap();
+    for _ in 0..100 {
+        driver.reserve(2 << 20, 2 << 20).unwrap_err();
+    }
+    assert!(started.elapsed().as_secs() < 5, "those after the first do not wait again");
+    for device in [&first, &second] {
+        let mut buffer = GrowableBuffer::<u8>::builder(device).max_len(MIB).build().unwrap();
+        buffer.append(b"in one piece").unwrap();
+        buffer.close().unwrap();
+        println!("{}", device.memory().unwrap().free);
+    }
+}
+
+/// Where freed addresses rest a while, they do not run out.
+#[test]
+fn large_spans_may_come_and_go() {
+    Child::of("6.4.3").role_well("devices spans");
+}
+
+fn large_spans_come_and_go() {
+    let device = all_chunks().hip(0).unwrap();
+    for _ in 0..150 {
+        device.reserve(Bytes::gib(1 << 10)).unwrap().close().unwrap();
+    }
+}
+
+/// An imported chunk may be mapped as often as any.
+#[test]
+fn an_imported_chunk_can_be_mapped_again() {
+    for personality in ["6.4.3", "7.2.4", "7.14.1", "10.0"] {
+        Child::of(personality).role_well("devices import");
+    }
+}
+
+fn an_import_moves() {
+    const CHUNK: u64 = 2 << 20;
+    let driver = HipDriver::open(0).unwrap();
+    let props = growspan::driver::ChunkProps::PLAIN.with_shareable(growspan::driver::Shareable::PosixFd);
+    let (handle, span) = (driver.create(CHUNK, props).unwrap(), driver.reserve(2 * CHUNK, CHUNK).unwrap());
+    // SAFETY: the handle is valid.
+    let file = unsafe { driver.export(handle) }.unwrap();
+    // SAFETY: the file was just exported, for so many bytes.
+    let import = unsafe { driver.import(std::os::fd::AsFd::as_fd(&file), CHUNK) }.unwrap();
+    drop(file);
+    for at in [span, span + CHUNK, span] {
+        // SAFETY: the chunk is mapped nowhere, whole, within the span.
+        unsafe { driver.map(at, CHUNK, import) }.unwrap();
+        // SAFETY: it is mapped just there.
+        unsafe { driver.set_access(at, CHUNK) }.unwrap();
+        // SAFETY: the mapping is whole, and nothing uses it.
+        unsafe { driver.unmap(at, CHUNK) }.unwrap();
+    }
+    for handle in [import, handle] {
+        // SAFETY: the handle is mapped nowhere and not used again.
+        unsafe { driver.release(handle) }.unwrap();
+    }
+    assert_eq!(driver.reserve(CHUNK, 0).unwrap_err().kind(), DriverErrorKind::Misuse);
+    assert_eq!(driver.reserve(0, CHUNK).unwrap_err().kind(), DriverErrorKind::Misuse);
+    // SAFETY: nothing is mapped in the span.
+    unsafe { driver.free_span(span, 2 * CHUNK) }.unwrap();
 }

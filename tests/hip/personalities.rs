@@ -21,9 +21,9 @@ struct Expected {
 
 const NO_VIRTUAL_MEMORY: &str = "HIP has virtual memory on Linux since ROCm 6.1; before, reserving returns success and a \
                                  null address (HIP runtime 5.7.31921)";
-const NEVER_RETURNS: &str = "ROCm 6.4.0 and 6.4.1 never give released memory back; GROWSPAN_HIP_FORCE=1 lets the check \
+const NEVER_RETURNS: &str = "ROCm 6.4.0 never gives released memory back, and 6.4.1 is not known to; GROWSPAN_HIP_FORCE=1 lets the check \
                              decide (HIP runtime 6.4.43482)";
-const RDNA4: &str = "on RDNA4 (gfx12) mappings come late, lose writes and were seen to hang the card (this one is \
+const RDNA4: &str = "on gfx12 chips, which are RDNA4, mappings come late, lose writes and were seen to hang the card (this one is \
                      gfx1201); GROWSPAN_HIP_FORCE=1 lets the check decide (HIP runtime 7.14.60850)";
 const OLD_KERNEL: &str = "ROCm 7.14 and newer hang when access is granted on kernels whose amdgpu driver is older than \
                           3.64 (this one is 3.57); GROWSPAN_HIP_FORCE=1 lets the check decide (HIP runtime 7.14.60850)";

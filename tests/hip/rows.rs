@@ -42,7 +42,7 @@ fn proofs() -> Vec<Proof> {
             || Child::of("6.4.0"),
             "and rose by 0 MiB after its release",
             |hip| {
-                off(hip, "never give released memory back");
+                off(hip, "never gives released memory back");
             },
         ),
         proof(
@@ -78,7 +78,7 @@ fn proofs() -> Vec<Proof> {
         proof(Q::AlignByHand, || Child::of("6.4.3"), "is not aligned", aligned),
         proof(Q::AlignByHand, || Child::of("7.2.4"), "call: Reserve", aligned),
         proof(Q::LateRelease, || Child::of("6.4.3"), "was forgotten with the one that was there", spans_come_and_go),
-        proof(Q::FileUntilAccess, || Child::of("10.0"), "call: SetAccess", imported),
+        proof(Q::FileForAccess, || Child::of("10.0"), "call: SetAccess", imported),
         proof(
             Q::FreeIgnoresGraphics,
             || Child::of("7.14.1").set("FAKE_AMDHIP_GRAPHICS_MIB", "4096"),

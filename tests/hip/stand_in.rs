@@ -96,6 +96,12 @@ impl StandIn {
         assert_eq!(self.hipStreamSynchronize(null_mut()), 0);
     }
 
+    /// Queues a read of device memory on a stream, whose device is current.
+    pub(crate) fn queue_read(&self, address: u64, bytes: &mut [u8], stream: &Stream) {
+        let from = null_mut::<c_void>().with_addr(address as usize);
+        assert_eq!(self.hipMemcpyDtoHAsync(bytes.as_mut_ptr().cast(), from, bytes.len(), stream.0), 0);
+    }
+
     /// The device that is current on this thread.
     pub(crate) fn current(&self) -> i32 {
         let mut device = -1;

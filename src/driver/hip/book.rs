@@ -23,8 +23,8 @@ pub(super) struct Reserved {
 pub(super) struct Handle {
     pub(super) raw: HandlePtr,
     pub(super) bytes: u64,
-    /// The file it was imported from, as long as the runtime may need it.
-    pub(super) file: Option<OwnedFd>,
+    /// The file it was imported from, where the runtime may need it.
+    _file: Option<OwnedFd>,
     /// How many references failed maps have left on it.
     pub(super) kept: u32,
     pub(super) mapped: bool,
@@ -41,8 +41,18 @@ unsafe impl Send for HandlePtr {}
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapped {
     pub(super) handle: RawHandle,
-    /// The runtime said that it mapped the handle, and did not.
-    pub(super) phantom: bool,
+    pub(super) seen: Seen,
+}
+
+/// What is known of a mapping beyond that the runtime said it had made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// Nothing.
+    Unproven,
+    /// It was given access, so it is there.
+    There,
+    /// It is not there.
+    Phantom,
 }
 
 #[derive(Debug)]
@@ -68,7 +78,7 @@ impl Book {
 
     pub(super) fn add_handle(&mut self, raw: HandlePtr, bytes: u64, file: Option<OwnedFd>) -> RawHandle {
         self.last_handle += 1;
-        self.handles.insert(self.last_handle, Handle { raw, bytes, file, kept: 0, mapped: false });
+        self.handles.insert(self.last_handle, Handle { raw, bytes, _file: file, kept: 0, mapped: false });
         RawHandle(self.last_handle)
     }
 
@@ -100,25 +110,21 @@ impl Book {
         if bytes != actual {
             return Err(format!("handle {} has {actual} bytes, not {bytes}", handle.0));
         }
-        self.layout.map(addr, bytes, Mapped { handle, phantom: false })?;
+        self.layout.map(addr, bytes, Mapped { handle, seen: Seen::Unproven })?;
         if let Ok(found) = self.handle(handle) {
             found.mapped = true;
         }
         Ok(raw)
     }
 
-    /// Notes that a mapping is none, and that its handle has one reference more if the runtime keeps it. False if that
-    /// is known already.
-    pub(super) fn phantom(&mut self, addr: u64, bytes: u64, kept: bool) -> bool {
-        let Some((_, mapping)) = self.layout.within_mut(addr, bytes).find(|(at, _)| *at == addr) else { return false };
-        if core::mem::replace(&mut mapping.of.phantom, true) {
-            return false;
-        }
+    /// Notes what is known of a mapping; of one that is none, whether its handle has one reference more.
+    pub(super) fn saw(&mut self, addr: u64, bytes: u64, seen: Seen, kept: bool) {
+        let Some((_, mapping)) = self.layout.within_mut(addr, bytes).find(|(at, _)| *at == addr) else { return };
+        mapping.of.seen = seen;
         let handle = mapping.of.handle;
         if let Ok(handle) = self.handle(handle) {
             handle.kept += u32::from(kept);
         }
-        true
     }
 
     /// Notes that a mapping is gone.

@@ -4,12 +4,12 @@ use core::ffi::c_void;
 use core::ptr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use super::book::{HandlePtr, Reserved, pointer};
+use super::book::{HandlePtr, Reserved, Seen, pointer};
 use super::error::{Code, check};
 use super::ffi::{self, hipDeviceptr_t, hipError_t, hipMemAccessDesc, hipMemAllocationProp, hipMemLocation};
 use super::library::{Core, Vmm};
 use super::quirks::Quirk;
-use super::{HipDriver, ONE_AT_A_TIME, held};
+use super::{HipDriver, held};
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
 use crate::driver::layout::Checked;
@@ -22,6 +22,8 @@ use crate::sys::limits::ThisProcess;
 
 /// Entries of the memory map that other threads may be about to take.
 const NEARLY: u64 = 16;
+/// Files that a call opens for itself alone, and so needs beyond the one that stays.
+const NEARLY_FILES: u64 = 2;
 
 impl HipDriver {
     const fn location(device: i32) -> hipMemLocation {
@@ -47,12 +49,16 @@ impl HipDriver {
     }
 
     /// Reserves `bytes`, with an alignment that the runtime may take or not.
-    fn reserve_raw(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<u64, Code> {
-        let mut addr = ptr::null_mut();
-        let (bytes, align) = (size(bytes)?, size(align)?);
-        // SAFETY: the pointer is valid for the write; no address is asked for and there are no flags.
-        check(unsafe { (vmm.hipMemAddressReserve)(&raw mut addr, bytes, align, ptr::null_mut(), 0) })?;
-        Ok(addr.expose_provenance() as u64)
+    fn reserve_raw(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<Reserved, Code> {
+        let (len, align) = (size(bytes)?, size(align)?);
+        let ask = || {
+            let mut addr = ptr::null_mut();
+            // SAFETY: the pointer is valid for the write; no address is asked for and there are no flags.
+            let result = check(unsafe { (vmm.hipMemAddressReserve)(&raw mut addr, len, align, ptr::null_mut(), 0) });
+            result.map(|()| Reserved { addr: addr.expose_provenance() as u64, bytes })
+        };
+        // It may be us who have the addresses.
+        ask().or_else(|code| if held::let_go_of_all() { ask() } else { Err(code) })
     }
 
     /// Frees what was reserved: the callers have seen to it that nothing is mapped there.
@@ -66,45 +72,43 @@ impl HipDriver {
         Ok(())
     }
 
-    /// Reserves `bytes` at a multiple of `align`, with more around them if it must be.
+    /// Reserves `bytes` at a multiple of `align`, a power of two, with more around them if it must be.
     fn reserve_aligned(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<(u64, Reserved), Code> {
         held::let_go_of_old();
         let by_hand = self.rows.has(Quirk::AlignByHand);
-        let addr = self.reserve_raw(vmm, bytes, if by_hand { 0 } else { align })?;
-        if !by_hand || addr.is_multiple_of(align) || addr == 0 {
-            return Ok((addr, Reserved { addr, bytes }));
+        let raw = self.reserve_raw(vmm, bytes, if by_hand { 0 } else { align })?;
+        if !by_hand || raw.addr.is_multiple_of(align) {
+            return Ok((raw.addr, raw));
         }
-        self.free_raw(vmm, Reserved { addr, bytes })?;
-        let more = bytes.checked_add(align).ok_or(Code(ffi::hipErrorOutOfMemory))?;
-        let addr = self.reserve_raw(vmm, more, 0)?;
-        Ok((addr.next_multiple_of(align), Reserved { addr, bytes: more }))
+        if let Err(code) = self.free_raw(vmm, raw) {
+            tracing::warn!(device = %self.info.id(), %code, bytes, "the runtime keeps addresses that were not aligned");
+        }
+        let raw = self.reserve_raw(vmm, bytes.checked_add(align).ok_or(Code(ffi::hipErrorOutOfMemory))?, 0)?;
+        Ok((raw.addr.next_multiple_of(align), raw))
+    }
+
+    /// What the process has run out of, if it is not memory: a kind, and the figures.
+    fn other_shortage() -> Option<(DriverErrorKind, String)> {
+        if let Ok(files) = ThisProcess.open_files()
+            && files.held.saturating_add(NEARLY_FILES) >= files.soft
+        {
+            return Some((DriverErrorKind::OutOfFiles, format!("{} files open, limit {}", files.held, files.soft)));
+        }
+        let maps = ThisProcess.maps().ok().filter(|maps| maps.held.saturating_add(NEARLY) >= maps.limit)?;
+        Some((DriverErrorKind::OutOfMaps, format!("{} map entries held, limit {}", maps.held, maps.limit)))
     }
 
     /// What is behind `hipErrorOutOfMemory` from creating, which the runtime says of any failure.
     fn look_into(&self, error: DriverError, bytes: u64) -> DriverError {
         let asked = Bytes::new(bytes);
-        let sort = |kind, detail| {
-            let code = ffi::hipErrorOutOfMemory;
-            DriverError::new(Call::Create, kind).with_code(i64::from(code), Code(code).name()).with_detail(detail)
-        };
         if error.kind() != DriverErrorKind::OutOfMemory || !self.rows.has(Quirk::AnyFailureIsOutOfMemory) {
             return error.with_detail(format!("{asked} asked"));
         }
-        if let Ok(files) = ThisProcess.open_files()
-            && files.held >= files.soft
-        {
-            let detail = format!("{asked} asked, {} files open, limit {}", files.held, files.soft);
-            return sort(DriverErrorKind::OutOfFiles, detail);
+        if let Some((kind, figures)) = Self::other_shortage() {
+            return renamed(&error, kind).with_detail(format!("{asked} asked, {figures}"));
         }
-        if let Ok(maps) = ThisProcess.maps()
-            && maps.held.saturating_add(NEARLY) >= maps.limit
-        {
-            let detail = format!("{asked} asked, {} map entries held, limit {}", maps.held, maps.limit);
-            return sort(DriverErrorKind::OutOfMaps, detail);
-        }
-        let free =
-            self.memory().map_or_else(|_| "an unknown amount".to_owned(), |memory| Bytes::new(memory.free).to_string());
-        error.with_detail(format!("{asked} asked, {free} free"))
+        let free = self.memory().ok().map(|memory| Bytes::new(memory.free).to_string());
+        error.with_detail(format!("{asked} asked, {} free", free.as_deref().unwrap_or("an unknown amount")))
     }
 
     /// Grants `device` access to one mapping.
@@ -116,22 +120,47 @@ impl HipDriver {
         check(unsafe { (vmm.hipMemSetAccess)(pointer(addr), bytes, &raw const access, 1) })
     }
 
-    /// Marks those of these mappings that the runtime only said it had made.
-    fn find_phantoms(&self, vmm: &Vmm, places: &[(u64, u64)]) {
+    /// What a refused access is about: the device, and what the map before it may have run out of.
+    fn not_granted(&self, vmm: &Vmm, error: DriverError, device: i32, addr: u64, bytes: u64) -> DriverError {
+        let whom = if device == self.device { String::new() } else { format!("for its peer, device {device}") };
+        match self.is_there(vmm, addr, bytes) {
+            Ok(false) => match Self::other_shortage() {
+                Some((kind, figures)) => renamed(&error, kind).with_detail(format!("nothing was mapped: {figures}")),
+                None => error.with_detail("nothing was mapped"),
+            },
+            _ if whom.is_empty() => error,
+            _ => error.with_detail(whom),
+        }
+    }
+
+    /// Asks the runtime whether a mapping that it said it had made is there, where it may not be. Returns whether it is.
+    fn is_there(&self, vmm: &Vmm, addr: u64, bytes: u64) -> DriverResult<bool> {
+        let known = Self::checked(Call::Unmap, self.book.lock().layout.exactly(addr, bytes).map(|mapped| mapped.seen))?;
+        if known != Seen::Unproven || !self.rows.has(Quirk::SilentMap) {
+            return Ok(known != Seen::Phantom);
+        }
         let location = Self::location(self.device);
-        for &(addr, bytes) in places {
+        let there = self.within(Call::Unmap, |_| {
             let mut flags = 0;
             // SAFETY: both pointers are valid, one for the write of the flags, the other for the read of a location. Of
             // an address where nothing is mapped the runtime says so.
-            let answer = check(unsafe { (vmm.hipMemGetAccess)(&raw mut flags, &raw const location, pointer(addr)) });
-            if answer != Err(Code(ffi::hipErrorInvalidValue)) {
-                continue;
+            match check(unsafe { (vmm.hipMemGetAccess)(&raw mut flags, &raw const location, pointer(addr)) }) {
+                Err(Code(ffi::hipErrorInvalidValue)) => {
+                    self.hip.forget_error();
+                    Ok(false)
+                }
+                other => other.map(|()| true),
             }
-            let mut book = self.book.lock();
-            if book.phantom(addr, bytes, self.rows.has(Quirk::KeptReference)) {
-                tracing::debug!(device = %self.info.id(), addr, bytes, "the runtime mapped nothing and said it had");
+        })?;
+        if !there {
+            let kept = self.rows.has(Quirk::KeptReference);
+            tracing::debug!(device = %self.info.id(), addr, bytes, kept, "the runtime mapped nothing and said it had");
+            if !kept {
+                tracing::warn!(device = %self.info.id(), bytes, "the runtime may keep the memory of a map that failed");
             }
+            self.book.lock().saw(addr, bytes, Seen::Phantom, kept);
         }
+        Ok(there)
     }
 
     /// Queues a copy or a fill on `stream`, or on the stream for those without one, and then waits for it.
@@ -151,15 +180,17 @@ impl HipDriver {
         self.within(call, |core| {
             let target = stream.map_or(self.copies.0, RawStream::as_raw);
             let mut from = 0;
-            for to in cuts {
+            let queued = cuts.into_iter().try_for_each(|to| {
                 check(work(core, from, size(to - from)?, target))?;
                 from = to;
-            }
+                Ok(())
+            });
             if stream.is_none() {
+                // Also where a piece failed: those before it are on their way to or from the caller's memory.
                 // SAFETY: the stream is this driver's own and alive.
                 check(unsafe { (core.hipStreamSynchronize)(target) })?;
             }
-            Ok(())
+            queued
         })
     }
 
@@ -179,6 +210,12 @@ impl HipDriver {
         }
         cuts
     }
+}
+
+/// The same error, of another kind.
+fn renamed(error: &DriverError, kind: DriverErrorKind) -> DriverError {
+    let code = Code(error.code().and_then(|code| hipError_t::try_from(code).ok()).unwrap_or_default());
+    DriverError::new(error.call(), kind).with_code(i64::from(code.0), code.name())
 }
 
 /// A size as the runtime takes it.
@@ -248,23 +285,23 @@ unsafe impl Driver for HipDriver {
     }
 
     fn reserve(&self, bytes: u64, align: u64) -> DriverResult<u64> {
-        let reserved = self.within_vmm(Call::Reserve, |vmm| self.reserve_aligned(vmm, bytes, align));
-        let (addr, raw) = reserved.map_err(|error| {
-            // It is addresses that run out here; up to 6.x an odd size is called out of memory as well.
-            let kind = match error.kind() {
-                DriverErrorKind::OutOfMemory => DriverErrorKind::OutOfAddresses,
-                other => other,
-            };
-            let code = Code(error.code().and_then(|code| hipError_t::try_from(code).ok()).unwrap_or_default());
-            let (bytes, align) = (Bytes::new(bytes), Bytes::new(align));
-            DriverError::new(Call::Reserve, kind)
-                .with_code(i64::from(code.0), code.name())
-                .with_detail(format!("{bytes} aligned to {align}"))
-        })?;
-        // An address that cannot be is refused above, and there is nothing of it to free.
-        if addr != 0 {
-            self.book.lock().layout.add_span(addr, bytes, raw);
+        let asked = || format!("{} aligned to {}", Bytes::new(bytes), Bytes::new(align));
+        if bytes == 0 || !align.is_power_of_two() {
+            let detail = format!("{bytes} bytes aligned to {align}, which has to be a power of two");
+            return Err(DriverError::new(Call::Reserve, DriverErrorKind::Misuse).with_detail(detail));
         }
+        let reserved = self.within_vmm(Call::Reserve, |vmm| self.reserve_aligned(vmm, bytes, align));
+        let (addr, raw) = reserved.map_err(|error| match error.kind() {
+            // It is addresses that run out here; up to 6.x an odd size is called out of memory as well.
+            DriverErrorKind::OutOfMemory => renamed(&error, DriverErrorKind::OutOfAddresses).with_detail(asked()),
+            _ if error.code().is_some() => error.with_detail(asked()),
+            _ => error,
+        })?;
+        if raw.addr == 0 {
+            let detail = format!("{}: the runtime returned success and a null address", asked());
+            return Err(DriverError::new(Call::Reserve, DriverErrorKind::Other).with_detail(detail));
+        }
+        self.book.lock().layout.add_span(addr, bytes, raw);
         Ok(addr)
     }
 
@@ -298,8 +335,7 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn release(&self, handle: RawHandle) -> DriverResult<()> {
-        let vmm = self.vmm(Call::Release)?;
-        let _alone = ONE_AT_A_TIME.lock();
+        let (_turn, vmm) = self.alone(Call::Release)?;
         loop {
             let (raw, kept) = {
                 let mut book = self.book.lock();
@@ -323,8 +359,9 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn map(&self, addr: u64, bytes: u64, handle: RawHandle) -> DriverResult<()> {
+        let (_turn, vmm) = self.alone(Call::Map)?;
         let raw = Self::checked(Call::Map, self.book.lock().map(addr, bytes, handle))?;
-        let mapped = self.within_vmm(Call::Map, |vmm| {
+        let mapped = self.within(Call::Map, |_| {
             let bytes = size(bytes)?;
             // SAFETY: the book bears out that the addresses are reserved and free, and that the handle is the runtime's
             // and has this size; zero is the only offset the runtime takes.
@@ -334,8 +371,7 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn set_access(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        let vmm = self.vmm(Call::SetAccess)?;
-        let _alone = ONE_AT_A_TIME.lock();
+        let (_turn, vmm) = self.alone(Call::SetAccess)?;
         let places: Vec<(u64, u64)> = {
             let book = self.book.lock();
             Self::checked(Call::SetAccess, book.layout.whole(addr, bytes))?;
@@ -346,33 +382,24 @@ unsafe impl Driver for HipDriver {
             true => self.peers.iter().chain(&owner).copied().collect(),
             false => owner.iter().chain(&self.peers).copied().collect(),
         };
-        let granted = self.within(Call::SetAccess, |_| {
-            // Chunk by chunk: over several, 7.0 to 7.2 add up sizes from the start of the span.
-            let each = |&(at, bytes)| devices.iter().try_for_each(|device| Self::grant(vmm, *device, at, bytes));
-            places.iter().try_for_each(each)
-        });
-        if granted.is_err() && self.rows.has(Quirk::SilentMap) {
-            self.find_phantoms(vmm, &places);
-            self.hip.forget_error();
-        }
-        if granted.is_ok() {
-            let mut book = self.book.lock();
-            let handles: Vec<_> = book.layout.within(addr, bytes).map(|(_, mapping)| mapping.of.handle).collect();
-            for handle in handles {
-                // The runtime has what it needs of the file by now.
-                let _ = book.handle(handle).map(|found| found.file.take());
+        // Chunk by chunk: over several, 7.0 to 7.2 add up sizes from the start of the span.
+        for &(at, bytes) in &places {
+            for &device in &devices {
+                let granted = self.within(Call::SetAccess, |_| Self::grant(vmm, device, at, bytes));
+                granted.map_err(|error| self.not_granted(vmm, error, device, at, bytes))?;
             }
+            self.book.lock().saw(at, bytes, Seen::There, false);
         }
-        granted
+        Ok(())
     }
 
     unsafe fn unmap(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        let mapped = *Self::checked(Call::Unmap, self.book.lock().layout.exactly(addr, bytes))?;
-        if !mapped.phantom {
-            self.within_vmm(Call::Unmap, |vmm| {
+        let (_turn, vmm) = self.alone(Call::Unmap)?;
+        if self.is_there(vmm, addr, bytes)? {
+            self.within(Call::Unmap, |_| {
                 let bytes = size(bytes)?;
-                // SAFETY: the book bears out that this is a whole mapping, and as far as the runtime tells it was really
-                // made; the caller vouches that nothing uses it any more.
+                // SAFETY: the book bears out that this is a whole mapping, and the runtime that it was really made, where
+                // it may not have been; the caller vouches that nothing uses it any more.
                 check(unsafe { (vmm.hipMemUnmap)(pointer(addr), bytes) })
             })?;
         }
@@ -388,9 +415,10 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn export(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
+        let (_turn, vmm) = self.alone(Call::Export)?;
         let raw = Self::checked(Call::Export, self.book.lock().handle(handle).map(|found| found.raw))?;
         let mut fd: i32 = -1;
-        self.within_vmm(Call::Export, |vmm| {
+        self.within(Call::Export, |_| {
             let kind = ffi::hipMemHandleTypePosixFileDescriptor;
             // SAFETY: the book bears out the handle; for this kind the runtime writes an `int`, for which the pointer is
             // valid.
@@ -402,7 +430,7 @@ unsafe impl Driver for HipDriver {
 
     unsafe fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> DriverResult<RawHandle> {
         // The runtime gets a descriptor that stays open as long as it may want it.
-        let own = match self.rows.has(Quirk::FileUntilAccess) {
+        let own = match self.rows.has(Quirk::FileForAccess) {
             true => Some(fd.try_clone_to_owned().map_err(|error| {
                 let kind = match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE) => DriverErrorKind::OutOfFiles,
@@ -525,9 +553,12 @@ unsafe impl Driver for HipDriver {
     }
 
     fn synchronize(&self) -> DriverResult<()> {
-        self.within(Call::Synchronize, |core| {
-            // SAFETY: this device is current; the function takes nothing.
-            check(unsafe { (core.hipDeviceSynchronize)() })
+        // The peers' work may touch the memory as well.
+        [self.device].iter().chain(&self.peers).try_for_each(|&device| {
+            self.within_device(Call::Synchronize, device, |core| {
+                // SAFETY: the device is current; the function takes nothing.
+                check(unsafe { (core.hipDeviceSynchronize)() })
+            })
         })
     }
 
@@ -545,7 +576,10 @@ unsafe impl Driver for HipDriver {
             match check(unsafe { (core.hipStreamIsCapturing)(stream.as_raw(), &raw mut status) }) {
                 Ok(()) => Ok(status != ffi::hipStreamCaptureStatusNone),
                 // The null stream's answer while another stream, which waits for it, is capturing.
-                Err(Code(ffi::hipErrorStreamCaptureImplicit)) => Ok(true),
+                Err(Code(ffi::hipErrorStreamCaptureImplicit)) => {
+                    self.hip.forget_error();
+                    Ok(true)
+                }
                 Err(code) => Err(code),
             }
         })

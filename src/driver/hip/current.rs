@@ -44,11 +44,22 @@ impl<'a> Current<'a> {
     }
 }
 
+/// Takes our error out of what the thread's next `hipGetLastError` shows: it was handled, and an application that asks
+/// after its own calls must not find it.
+pub(super) fn forget_error(core: &Core) {
+    // SAFETY: the function takes nothing and is about the calling thread alone.
+    let _ = unsafe { (core.hipGetLastError)() };
+}
+
 /// Sets how this thread's calls and graph captures get on; gives what it was, where the runtime knows.
 fn exchange_capture_mode(core: &Core, mut mode: u32) -> Option<u32> {
     let exchange = core.hipThreadExchangeStreamCaptureMode?;
     // SAFETY: the pointer is valid for the read and the write.
-    check(unsafe { exchange(&raw mut mode) }).ok().map(|()| mode)
+    let exchanged = check(unsafe { exchange(&raw mut mode) });
+    if exchanged.is_err() {
+        forget_error(core);
+    }
+    exchanged.ok().map(|()| mode)
 }
 
 impl Drop for Current<'_> {
@@ -59,6 +70,7 @@ impl Drop for Current<'_> {
         let Some(before) = self.before else { return };
         // SAFETY: the number is one that the runtime itself gave.
         if let Err(code) = check(unsafe { (self.core.hipSetDevice)(before) }) {
+            forget_error(self.core);
             tracing::debug!(%code, "the caller's HIP device could not be made current again");
         }
     }

@@ -108,6 +108,18 @@ pub enum HipOpenError {
         /// The copies that are loaded, and the one that would have been.
         copies: Vec<String>,
     },
+    /// The file of the copy that the process has loaded was replaced, as by an update, and cannot be opened again.
+    Replaced {
+        /// Where it was.
+        path: String,
+    },
+    /// A device cannot reach the memory of another.
+    NoPeerAccess {
+        /// The one that was to reach it.
+        peer: u32,
+        /// The one whose memory it is.
+        owner: u32,
+    },
     /// The runtime does not start.
     Init {
         /// The runtime and its library.
@@ -153,7 +165,9 @@ impl HipOpenError {
     pub const fn kind(&self) -> DriverErrorKind {
         match self {
             Self::Library(_) | Self::NoDevice { .. } | Self::NoSuchOrdinal { .. } => DriverErrorKind::Missing,
-            Self::TwoRuntimes { .. } => DriverErrorKind::NotSupported,
+            Self::TwoRuntimes { .. } | Self::Replaced { .. } | Self::NoPeerAccess { .. } => {
+                DriverErrorKind::NotSupported
+            }
             Self::Forked => DriverErrorKind::Forked,
             Self::Init { code, .. } | Self::Call { code, .. } => Code(*code).kind(),
         }
@@ -178,6 +192,15 @@ impl fmt::Display for HipOpenError {
                 copies.join(" and "),
                 super::LIBRARY_VARIABLE
             ),
+            Self::Replaced { path } => {
+                write!(
+                    f,
+                    "the HIP runtime that this process has loaded, {path}, was replaced on disk; start the process anew"
+                )
+            }
+            Self::NoPeerAccess { peer, owner } => {
+                write!(f, "HIP device {peer} cannot reach the memory of device {owner}, of which it was to be a peer")
+            }
             Self::Init { runtime, code } => {
                 write!(f, "{runtime} does not start ({}); does rocminfo see the device?", Code(*code))
             }

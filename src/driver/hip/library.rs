@@ -4,6 +4,7 @@ use core::ffi::{c_char, c_void};
 use std::ffi::OsString;
 use std::sync::OnceLock;
 
+use super::current::forget_error;
 use super::error::{Code, HipOpenError, check};
 use super::ffi::{
     hipDeviceProp_tR0600, hipDeviceptr_t, hipError_t, hipEvent_t, hipMemAccessDesc, hipMemAllocationProp,
@@ -50,6 +51,7 @@ symbol_table! {
     }
     optional {
         fn hipThreadExchangeStreamCaptureMode(mode: *mut u32) -> hipError_t;
+        fn hipDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32) -> hipError_t;
         // Since ROCm 6.0. The name without a version fills an older structure.
         fn hipGetDevicePropertiesR0600(properties: *mut hipDeviceProp_tR0600, device: i32) -> hipError_t;
     }
@@ -156,6 +158,18 @@ impl Hip {
         }
     }
 
+    /// That `device` can reach the memory of `owner`, as far as the runtime tells.
+    pub(super) fn check_peer(&self, device: i32, owner: i32) -> Result<(), HipOpenError> {
+        let Some(ask) = self.core.hipDeviceCanAccessPeer else { return Ok(()) };
+        let mut can = 0;
+        // SAFETY: the pointer is valid for the write, and both numbers are devices'.
+        during_open("hipDeviceCanAccessPeer", unsafe { ask(&raw mut can, device, owner) })?;
+        match can {
+            0 => Err(HipOpenError::NoPeerAccess { peer: device.unsigned_abs(), owner: owner.unsigned_abs() }),
+            _ => Ok(()),
+        }
+    }
+
     /// A device's attribute.
     pub(super) fn attribute(&self, device: i32, attribute: u32) -> Result<i32, Code> {
         let mut value = 0;
@@ -191,11 +205,9 @@ impl Hip {
         Some((properties.uuid, text(&properties.gcn_arch_name)))
     }
 
-    /// Takes our error out of what the thread's next `hipGetLastError` shows: it was handled, and an application that
-    /// asks after its own calls must not find it.
+    /// See [`forget_error`].
     pub(super) fn forget_error(&self) {
-        // SAFETY: the function takes nothing and is about the calling thread alone.
-        let _ = unsafe { (self.core.hipGetLastError)() };
+        forget_error(&self.core);
     }
 }
 

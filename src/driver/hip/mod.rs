@@ -10,17 +10,22 @@
 //!   [table](quirks::TABLE) says which, and what is done about them; [`HipDriver::rows`] gives those in force. Before 6.1
 //!   memory is allocated in one piece.
 //! * **The check.** No row is taken for the whole truth: the start-up check goes through a full life cycle on every
-//!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are those before 7.14, are off
+//!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are the releases before 7.14, are off
 //!   unless [`Granularity::AtLeast2MiB`](crate::Granularity::AtLeast2MiB) lets the rest of the check decide.
+//! * **Waiting.** Mapping and unmapping wait for the null stream before 7.14, one thread of the process at a time: nothing
+//!   that a callback on a stream waits for may grow or shrink a buffer. Opening the first device starts the runtime, under
+//!   no watchdog, and what comes of it is kept for the process.
 //! * **The device.** Each call makes its device current and leaves the caller's as it was; any thread may call.
 //! * **Copies without a stream** run on a stream of this driver's own and are over when the call returns. They do not
 //!   wait for other streams, not even the null one: wait first for work that writes what is copied.
 
 use core::fmt;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::time::Duration;
 use std::path::PathBuf;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
 use crate::sys::pci;
@@ -57,6 +62,13 @@ const HOW_TO_FORCE: &str = "; GROWSPAN_HIP_FORCE=1 lets the check decide";
 /// One thread of the process at a time is in a runtime's virtual memory: exports, imports and maps of several threads
 /// raced in it up to 2026.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// How long a thread waits for its turn. No call takes as long, so that one which does hangs, and those behind it would
+/// wait for ever. Shorter than the patience of the start-up check, which then names the right culprit.
+const TURN: Duration = Duration::from_secs(8);
+
+/// Somebody has waited for his turn in vain: others need not.
+static HANGS: AtomicBool = AtomicBool::new(false);
 
 /// How a HIP device is opened.
 ///
@@ -191,6 +203,9 @@ impl HipDriver {
         let device = hip.device(ordinal)?;
         let peers = options.peers.iter().filter(|peer| **peer != ordinal).map(|peer| hip.device(*peer));
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        for &peer in &peers {
+            hip.check_peer(peer, device)?;
+        }
         let card = hip.place(device).map(|place| pci::Card::at(&options.sysfs, &place));
         let identity = hip.identity(device);
         let runtime = Runtime {
@@ -242,9 +257,20 @@ impl HipDriver {
 
     /// Does `work` with this device current.
     fn within<T>(&self, call: Call, work: impl FnOnce(&'static Core) -> Result<T, Code>) -> DriverResult<T> {
+        self.within_device(call, self.device, work)
+    }
+
+    /// Does `work` with a device current.
+    fn within_device<T>(
+        &self,
+        call: Call,
+        device: i32,
+        work: impl FnOnce(&'static Core) -> Result<T, Code>,
+    ) -> DriverResult<T> {
+        self.check_process(call)?;
         let core = &self.hip.core;
         let current = match self.rows.has(Quirk::CurrentDevice) || self.rows.has(Quirk::NoVirtualMemory) {
-            true => Current::make(core, self.device),
+            true => Current::make(core, device),
             false => Ok(Current::leave(core)),
         };
         let result = current.and_then(|_current| work(core));
@@ -254,10 +280,38 @@ impl HipDriver {
         })
     }
 
+    /// In a forked child the runtime is the parent's.
+    fn check_process(&self, call: Call) -> DriverResult<()> {
+        match self.hip.process == std::process::id() {
+            true => Ok(()),
+            false => Err(DriverError::new(call, DriverErrorKind::Forked)),
+        }
+    }
+
+    /// This thread's turn in virtual memory. What the book says is only good while it lasts.
+    fn alone(&self, call: Call) -> DriverResult<(MutexGuard<'static, ()>, &'static Vmm)> {
+        self.check_process(call)?;
+        let vmm = self.vmm(call)?;
+        let patience = if HANGS.load(Relaxed) { Duration::ZERO } else { TURN };
+        match ONE_AT_A_TIME.try_lock_for(patience) {
+            Some(turn) => {
+                HANGS.store(false, Relaxed);
+                Ok((turn, vmm))
+            }
+            None => {
+                HANGS.store(true, Relaxed);
+                Err(DriverError::new(call, DriverErrorKind::Other).with_detail(format!(
+                    "another thread has been in the runtime's virtual memory for more than {} s, and only one may be: the \
+                     runtime hangs",
+                    TURN.as_secs()
+                )))
+            }
+        }
+    }
+
     /// Does `work` with this device current and no other thread in virtual memory.
     fn within_vmm<T>(&self, call: Call, work: impl FnOnce(&'static Vmm) -> Result<T, Code>) -> DriverResult<T> {
-        let vmm = self.vmm(call)?;
-        let _alone = ONE_AT_A_TIME.lock();
+        let (_turn, vmm) = self.alone(call)?;
         self.within(call, |_| work(vmm))
     }
 }
@@ -285,7 +339,7 @@ impl Drop for HipDriver {
                 "a HIP driver was closed while some of its memory was not given back"
             );
         }
-        let destroyed = self.within(Call::StreamIsCapturing, |core| {
+        let destroyed = self.within(Call::SynchronizeStream, |core| {
             // SAFETY: the stream is this value's own and nothing is queued on it: whoever queues waits.
             check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
         });

@@ -53,8 +53,8 @@ pub enum Quirk {
     AlignByHand,
     /// A span may not have the addresses of one that was freed just before.
     LateRelease,
-    /// An imported handle needs its file until it has access.
-    FileUntilAccess,
+    /// An imported handle needs its file to be given access.
+    FileForAccess,
     /// Free memory is over-reported.
     FreeIgnoresGraphics,
     /// Any failure of creating is called out of memory.
@@ -75,6 +75,8 @@ pub struct Row {
     pub source: &'static str,
     versions: Versions,
     builds: Option<&'static [u32]>,
+    /// On the last of its versions it applies up to this build.
+    last_build: Option<((u32, u32), u32)>,
     gfx: Option<&'static str>,
     drm_before: Option<(u32, u32)>,
     os: Option<&'static str>,
@@ -96,7 +98,18 @@ const fn row(
     treatment: &'static str,
     source: &'static str,
 ) -> Row {
-    Row { quirk, what, treatment, source, versions, builds: None, gfx: None, drm_before: None, os: None }
+    Row {
+        quirk,
+        what,
+        treatment,
+        source,
+        versions,
+        builds: None,
+        last_build: None,
+        gfx: None,
+        drm_before: None,
+        os: None,
+    }
 }
 
 /// All that is known. "Run" in a source: the runtime's own code was run over a pretended kernel driver.
@@ -113,7 +126,7 @@ pub const TABLE: &[Row] = &[
         ..row(
             Quirk::NeverReturns,
             Versions((6, 4), Some((6, 5))),
-            "ROCm 6.4.0 and 6.4.1 never give released memory back",
+            "ROCm 6.4.0 never gives released memory back, and 6.4.1 is not known to",
             "off unless forced",
             "ROCm/hip#3781, confirmed fixed in 6.4.2",
         )
@@ -133,7 +146,7 @@ pub const TABLE: &[Row] = &[
         ..row(
             Quirk::Gfx12,
             EVER,
-            "on RDNA4 (gfx12) mappings come late, lose writes and were seen to hang the card",
+            "on gfx12 chips, which are RDNA4, mappings come late, lose writes and were seen to hang the card",
             "off unless forced",
             "ROCm/rocm-systems#11693, clr#288, lemonade llamacpp-rocm#87; ROCm 7.2.1 to 7.14",
         )
@@ -173,16 +186,20 @@ pub const TABLE: &[Row] = &[
         Quirk::SilentMap,
         Versions((6, 1), Some((7, 14))),
         "a map that fails returns success, and unmapping it crashes on 6.x",
-        "where access is refused the runtime is asked what is mapped; what is not is never unmapped",
+        "what was not given access is asked after before it is unmapped, and what is not there is never unmapped",
         "clr rocvirtual.cpp, submitVirtualMap; run on 6.4.3 and 7.2.4; fixed by rocm-systems#6982",
     ),
-    row(
-        Quirk::KeptReference,
-        Versions((6, 1), Some((7, 3))),
-        "a map that failed keeps a reference, so that memory does not return when its handle is released",
-        "such a handle is released twice",
-        "run on 6.4.3 and 7.2.4",
-    ),
+    Row {
+        // Later builds of 7.2 are previews, which may have the repair: to release too often is worse than to leak.
+        last_build: Some(((7, 2), 53211)),
+        ..row(
+            Quirk::KeptReference,
+            Versions((6, 1), Some((7, 3))),
+            "a map that failed keeps a reference, so that memory does not return when its handle is released",
+            "such a handle is released twice",
+            "run on 6.4.3 and 7.2.4",
+        )
+    },
     row(
         Quirk::KeptUnderSpan,
         Versions((7, 1), Some((7, 14))),
@@ -206,10 +223,10 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Quirk::PeersFirst,
-        Versions((7, 14), None),
+        SINCE_6_1,
         "granting a peer access after the owner has it corrupts the mapping",
         "peers get access first, the owner last",
-        "openxla/xla#46576; not known to be fixed",
+        "openxla/xla#46576, on 7.14; not known to be fixed, and no harm on others",
     ),
     Row {
         gfx: Some("gfx12"),
@@ -244,10 +261,10 @@ pub const TABLE: &[Row] = &[
         "run on 6.4.3, where it crashes by plain calls too; 7.2.4 does not",
     ),
     row(
-        Quirk::FileUntilAccess,
+        Quirk::FileForAccess,
         Versions((7, 14), None),
         "granting access to an imported handle fails once the file it came from is closed",
-        "a duplicate of the file stays open until then",
+        "a duplicate of the file stays open as long as the handle",
         "ROCm/rocm-systems#8304 and #8440",
     ),
     row(
@@ -284,6 +301,7 @@ impl Row {
         pair >= from
             && before.is_none_or(|before| pair < before)
             && self.builds.is_none_or(|builds| builds.contains(&runtime.version.build))
+            && self.last_build.is_none_or(|(last, build)| pair < last || runtime.version.build <= build)
             && self.gfx.is_none_or(|gfx| runtime.gfx.starts_with(gfx))
             && self.os.is_none_or(|os| runtime.os == os)
             // A kernel that is not known is left to the check, which does not hang with the driver.
@@ -407,9 +425,9 @@ mod tests {
             (Quirk::KeptUnderSpan, "......##.."),
             (Quirk::FilePerChunk, "........#."),
             (Quirk::MapEntryPerChunk, ".....#####"),
-            (Quirk::PeersFirst, "........##"),
+            (Quirk::PeersFirst, ".#########"),
             (Quirk::CopyInOneChunk, ".#........"),
-            (Quirk::FileUntilAccess, "........##"),
+            (Quirk::FileForAccess, "........##"),
             (Quirk::LateRelease, ".####....."),
             (Quirk::FreeIgnoresGraphics, "##########"),
             (Quirk::Gfx12, ".........."),
@@ -419,6 +437,14 @@ mod tests {
             let seen: String = versions.iter().map(|&raw| if rows(raw, quirk) { '#' } else { '.' }).collect();
             assert_eq!(seen, marks, "{quirk:?}");
         }
+    }
+
+    #[test]
+    fn previews_after_the_last_known_build_are_not_released_twice() {
+        let twice = |raw| found(&runtime(raw)).has(Quirk::KeptReference);
+        assert!(
+            twice(70_253_211) && twice(70_253_210) && twice(70_026_015) && !twice(70_253_212) && !twice(70_260_000)
+        );
     }
 
     #[test]

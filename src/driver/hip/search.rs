@@ -13,9 +13,21 @@ use super::error::HipOpenError;
 /// Names the library to open instead of those of the usual places.
 pub(super) const LIBRARY_VARIABLE: &str = "GROWSPAN_HIP_LIBRARY";
 
-/// By the dynamic linker's own search, the newest first. ROCm 10 has version 7 still. Version 5 has no virtual memory
-/// but serves contiguous blocks; plain names come with development packages.
-const NAMES: [&str; 4] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so", "libamdhip64.so.5"];
+/// By the dynamic linker's own search, the newest first; ROCm 10 has version 7 still. Plain names come with development
+/// packages.
+const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
+/// It has no virtual memory but serves contiguous blocks. Only where there is no other.
+const OLD: &str = "libamdhip64.so.5";
+
+/// A copy of the runtime in this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Copy {
+    path: PathBuf,
+    /// Device and inode, as the memory map writes them: what a file is, whatever it is called.
+    file: String,
+    /// Another file has its name now, or none.
+    replaced: bool,
+}
 
 /// The libraries to try, in this order: the one that is loaded, alone if there is one.
 pub(super) fn candidates() -> Result<Vec<OsString>, HipOpenError> {
@@ -25,56 +37,66 @@ pub(super) fn candidates() -> Result<Vec<OsString>, HipOpenError> {
 
 /// That no second copy came into the process since.
 pub(super) fn still_one() -> Result<(), HipOpenError> {
-    choose(None, &loaded(), Vec::new).map(drop)
+    match loaded().as_slice() {
+        copies @ [_, _, ..] => Err(two(copies.iter().map(|copy| copy.path.as_path()))),
+        _ => Ok(()),
+    }
+}
+
+fn two<'a>(copies: impl Iterator<Item = &'a Path>) -> HipOpenError {
+    HipOpenError::TwoRuntimes { copies: copies.map(|copy| copy.display().to_string()).collect() }
 }
 
 fn choose(
     named: Option<OsString>,
-    loaded: &[PathBuf],
+    loaded: &[Copy],
     usual: impl FnOnce() -> Vec<OsString>,
 ) -> Result<Vec<OsString>, HipOpenError> {
-    let mut copies: Vec<&Path> = loaded.iter().map(PathBuf::as_path).collect();
-    if let Some(named) = named.as_deref().map(Path::new) {
-        // A name without a folder is the linker's to find: it takes the loaded copy of that name if there is one.
-        let same = |copy: &&Path| named.components().count() == 1 || is_same(copy, named);
-        if !copies.iter().any(same) {
-            copies.push(named);
-        }
+    let copies = loaded.iter().map(|copy| copy.path.as_path());
+    let other = named.as_deref().map(Path::new).filter(|named| !loaded.iter().any(|copy| copy.is_named(named)));
+    match (loaded, other) {
+        ([_, _, ..], _) | ([_], Some(_)) => Err(two(copies.chain(other))),
+        ([copy], None) if copy.replaced => Err(HipOpenError::Replaced { path: copy.path.display().to_string() }),
+        ([copy], None) => Ok(vec![copy.path.clone().into()]),
+        ([], _) => Ok(named.map_or_else(usual, |named| vec![named])),
     }
-    if copies.len() > 1 {
-        let copies = copies.into_iter().map(|copy| copy.display().to_string()).collect();
-        return Err(HipOpenError::TwoRuntimes { copies });
-    }
-    Ok(match (loaded.first(), named) {
-        (Some(loaded), _) => vec![loaded.into()],
-        (None, Some(named)) => vec![named],
-        (None, None) => usual(),
-    })
 }
 
-fn is_same(a: &Path, b: &Path) -> bool {
-    let id = |path| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
-    a == b || id(a).zip(id(b)).is_some_and(|(a, b)| a == b)
+impl Copy {
+    /// Whether the name leads to this copy. One without a folder is the linker's to find, which takes a loaded copy of
+    /// that name: `libamdhip64.so.6` is the file `libamdhip64.so.6.4.60403`.
+    fn is_named(&self, name: &Path) -> bool {
+        if name.components().count() == 1 {
+            let file = self.path.file_name().unwrap_or_default().to_string_lossy();
+            return file.starts_with(&*name.to_string_lossy());
+        }
+        let id = |path| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
+        self.path == name || id(&*self.path).zip(id(name)).is_some_and(|(a, b)| a == b)
+    }
 }
 
 /// The copies of the runtime in this process.
-fn loaded() -> Vec<PathBuf> {
+fn loaded() -> Vec<Copy> {
     // Without /proc nothing is known to be loaded, and the linker still finds a copy by its name.
     runtimes_in(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
 }
 
 /// The files of the runtime among those of a memory map, each once.
-fn runtimes_in(maps: &str) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = Vec::new();
+fn runtimes_in(maps: &str) -> Vec<Copy> {
+    let mut found: Vec<Copy> = Vec::new();
     for line in maps.lines() {
         // Address, access, offset, device, inode, and the path, which may have spaces.
         let Some(at) = line.find('/') else { continue };
-        let path = Path::new(line[at..].trim_end_matches(" (deleted)"));
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let (path, replaced) = match line[at..].strip_suffix(" (deleted)") {
+            Some(path) => (path, true),
+            None => (&line[at..], false),
+        };
+        let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy();
         // Wheels put a hash before the suffix: `libamdhip64-1a2b3c4d.so.6`.
         let is_runtime = name.starts_with("libamdhip64") && name.contains(".so");
-        if is_runtime && !found.iter().any(|other| other == path) {
-            found.push(path.to_owned());
+        let file: String = line[..at].split_whitespace().skip(3).collect::<Vec<_>>().join(" ");
+        if is_runtime && !found.iter().any(|other| other.file == file) {
+            found.push(Copy { path: path.into(), file, replaced });
         }
     }
     found
@@ -95,6 +117,7 @@ fn usual() -> Vec<OsString> {
             places.extend(NAMES.iter().map(|name| folder.join(name).into_os_string()));
         }
     }
+    places.push(OLD.into());
     places
 }
 
@@ -113,28 +136,41 @@ mod tests {
 
     #[test]
     fn runtimes_are_found_by_whatever_name() {
+        let found = runtimes_in(MAPS);
         let expected = ["/opt/rocm-6.4.3/lib/libamdhip64.so.6.4.60403", "/srv/my env/torch.libs/libamdhip64-1a2b.so.7"];
-        assert_eq!(runtimes_in(MAPS), expected.map(PathBuf::from));
+        assert_eq!(found.iter().map(|copy| copy.path.as_path()).collect::<Vec<_>>(), expected.map(Path::new));
+        assert_eq!(found.iter().map(|copy| copy.replaced).collect::<Vec<_>>(), [false, true]);
         assert!(runtimes_in("").is_empty());
+        // One file by two names, as at two places where it is mounted, is one copy.
+        let twice = MAPS.replace("08:01 13 /srv", "08:01 11 /srv");
+        assert_eq!(runtimes_in(&twice).len(), 1);
     }
 
     #[test]
     fn one_that_is_loaded_is_used_and_two_are_refused() {
-        let [first, second] = <[PathBuf; 2]>::try_from(runtimes_in(MAPS)).unwrap();
+        let [first, second] = <[Copy; 2]>::try_from(runtimes_in(MAPS)).unwrap();
+        let path = |copy: &Copy| copy.path.to_str().unwrap().to_owned();
         let usual = || vec![OsString::from("libamdhip64.so.7")];
-        let chosen = |named: Option<&str>, loaded: &[PathBuf]| choose(named.map(OsString::from), loaded, usual);
+        let chosen = |named: Option<&str>, loaded: &[Copy]| choose(named.map(OsString::from), loaded, usual);
+        let one = std::slice::from_ref(&first);
         assert_eq!(chosen(None, &[]).unwrap(), usual());
         assert_eq!(chosen(Some("/a/libhip.so"), &[]).unwrap(), ["/a/libhip.so"]);
-        assert_eq!(chosen(None, std::slice::from_ref(&first)).unwrap(), [first.as_os_str()]);
-        assert_eq!(chosen(first.to_str(), std::slice::from_ref(&first)).unwrap(), [first.as_os_str()]);
-        assert_eq!(chosen(Some("libamdhip64.so.6"), std::slice::from_ref(&first)).unwrap(), [first.as_os_str()]);
-        for refused in
-            [chosen(None, &[first.clone(), second.clone()]), chosen(second.to_str(), std::slice::from_ref(&first))]
-        {
+        for named in [None, Some(&*path(&first)), Some("libamdhip64.so.6"), Some("libamdhip64.so")] {
+            assert_eq!(chosen(named, one).unwrap(), [first.path.as_os_str()], "{named:?}");
+        }
+        let refused = [
+            chosen(None, &[first.clone(), second.clone()]),
+            chosen(Some(&path(&second)), one),
+            chosen(Some("libamdhip64.so.7"), one),
+        ];
+        for (n, refused) in refused.into_iter().enumerate() {
             let error = refused.unwrap_err().to_string();
-            assert!(error.contains(first.to_str().unwrap()) && error.contains(second.to_str().unwrap()), "{error}");
+            assert!(error.contains(&path(&first)), "{error}");
+            assert!(n == 2 || error.contains(&path(&second)), "{error}");
             assert!(error.contains("two HIP runtimes") && error.contains(LIBRARY_VARIABLE), "{error}");
         }
+        let error = chosen(None, std::slice::from_ref(&second)).unwrap_err().to_string();
+        assert!(error.contains("was replaced on disk"), "{error}");
     }
 
     #[test]
@@ -144,8 +180,9 @@ mod tests {
         let (file, link) = (folder.join("libamdhip64.so.7"), folder.join("libamdhip64.so"));
         fs::write(&file, b"").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(is_same(&file, &link) && !is_same(&file, &folder));
-        let chosen = choose(Some(link.into()), std::slice::from_ref(&file), Vec::new).unwrap();
+        let copy = Copy { path: file.clone(), file: "08:01 15".into(), replaced: false };
+        assert!(copy.is_named(&link) && !copy.is_named(&folder));
+        let chosen = choose(Some(link.into()), std::slice::from_ref(&copy), Vec::new).unwrap();
         assert_eq!(chosen, [file.as_os_str()]);
         fs::remove_dir_all(&folder).unwrap();
     }
