@@ -15,7 +15,7 @@ const POPULATE_WRITE: c_int = 23;
 const PREFERRED: c_int = 1;
 
 /// How pages were put under memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Prefault {
     /// By one call of the kernel per part (`MADV_POPULATE_WRITE`, Linux 5.14).

@@ -87,7 +87,9 @@ fn not_locked(call: Call, error: &io::Error, bytes: u64) -> DriverError {
     if !matches!(code, libc::ENOMEM | libc::EPERM | libc::EAGAIN) {
         return failed(call, error, asked);
     }
-    let (Ok(limit), locked) = (limits::locked_memory(), limits::locked_now()) else { return failed(call, error, asked) };
+    let (Ok(limit), locked) = (limits::locked_memory(), limits::locked_now()) else {
+        return failed(call, error, asked);
+    };
     if code != libc::EPERM && locked.saturating_add(bytes) <= limit.soft {
         return failed(call, error, asked);
     }

@@ -30,7 +30,8 @@ struct Block {
 
 impl Block {
     fn new(bytes: u64) -> Option<Self> {
-        let layout = Layout::from_size_align(usize::try_from(bytes).ok().filter(|size| *size > 0)?, PAGE as usize).ok()?;
+        let layout =
+            Layout::from_size_align(usize::try_from(bytes).ok().filter(|size| *size > 0)?, PAGE as usize).ok()?;
         // SAFETY: the layout has a size.
         let start = unsafe { alloc_zeroed(layout) };
         (!start.is_null()).then(|| Self { addr: start.expose_provenance() as u64, layout })

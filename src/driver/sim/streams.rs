@@ -53,7 +53,8 @@ impl Work {
 
     /// Whether it touches `[addr, addr + bytes)` of the host's memory.
     fn touches_host(&self, addr: u64, bytes: u64) -> bool {
-        let (Self::CopyIn { src: HostPtr(at), bytes: len, .. } | Self::CopyOut { dst: HostPtr(at), bytes: len, .. }) = *self
+        let (Self::CopyIn { src: HostPtr(at), bytes: len, .. } | Self::CopyOut { dst: HostPtr(at), bytes: len, .. }) =
+            *self
         else {
             return false;
         };
