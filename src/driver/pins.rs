@@ -117,6 +117,11 @@ impl Cuts {
         Self { inner: Vec::new(), bytes }
     }
 
+    /// Whether there is nothing to copy.
+    pub(crate) const fn is_nothing(&self) -> bool {
+        self.bytes == 0
+    }
+
     /// The ends of the parts, in order.
     pub(crate) fn ends(&self) -> impl Iterator<Item = u64> + '_ {
         self.inner.iter().copied().chain([self.bytes])

@@ -203,7 +203,6 @@ fn fill(
     let direct = core::sync::atomic::AtomicU64::new(0);
     let start = Target(target.as_mut_ptr());
     let work = |at: u64, len: u64| {
-        let start = start;
         // SAFETY: parts lie within the target, which is borrowed until this function returns, after all threads have ended;
         // each part is handed out once.
         let part = unsafe { start.part(at, len) };

@@ -15,7 +15,7 @@ use crate::driver::exported::adopt_exported;
 use crate::driver::layout::Checked;
 use crate::driver::{
     Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
-    ProcessLimits, RawEvent, RawHandle, RawStream, Shareable,
+    PinFlags, ProcessLimits, RawEvent, RawHandle, RawStream, Shareable,
 };
 use crate::sys;
 use crate::sys::limits::ThisProcess;
@@ -128,6 +128,7 @@ impl HipDriver {
         &self,
         call: Call,
         (dst, src): (u64, u64),
+        host: Option<u64>,
         bytes: u64,
         stream: Option<RawStream>,
         work: impl Fn(&Core, u64, usize, *mut c_void) -> hipError_t,
@@ -136,7 +137,13 @@ impl HipDriver {
         if bytes == 0 {
             return Ok(());
         }
-        let cuts = self.cuts(dst, src, bytes);
+        let mut cuts = self.cuts(dst, src, bytes);
+        if let Some(host) = host {
+            // Where the host's side goes from one page-locked piece into the next too: the runtime looks up the first.
+            cuts.extend(self.pins.cuts(host, bytes).ends());
+            cuts.sort_unstable();
+            cuts.dedup();
+        }
         self.within(call, |core| {
             let target = stream.map_or(self.copies.0, RawStream::as_raw);
             let mut from = 0;
@@ -171,7 +178,7 @@ impl HipDriver {
 }
 
 /// A size as the runtime takes it.
-fn size(bytes: u64) -> Result<usize, Code> {
+pub(super) fn size(bytes: u64) -> Result<usize, Code> {
     usize::try_from(bytes).map_err(|_| Code(ffi::hipErrorInvalidValue))
 }
 
@@ -183,7 +190,8 @@ fn event_ptr(event: RawEvent) -> ffi::hipEvent_t {
 // SAFETY: spans, blocks and mappings are the runtime's own, which gives out addresses that overlap nothing else in the
 // process and keeps them until they are freed. What is known of runtimes that report success without having done so is
 // treated by the rows, and what is not known is what the start-up check looks for. The memory is not host visible and is
-// not said to be. The functions are C and do not unwind.
+// not said to be; page-locked memory is the host's own, which the runtime gets from the kernel, zeroed or as this process
+// left it. The functions are C and do not unwind.
 unsafe impl Driver for HipDriver {
     fn info(&self) -> &DriverInfo {
         &self.info
@@ -438,8 +446,28 @@ unsafe impl Driver for HipDriver {
         freed.inspect_err(|_| self.book.lock().add_block(addr, bytes))
     }
 
+    unsafe fn pin(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
+        self.register(addr, bytes, flags)
+    }
+
+    unsafe fn unpin(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.unregister(addr, bytes)
+    }
+
+    fn allocate_pinned(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
+        self.host_alloc(bytes, flags)
+    }
+
+    unsafe fn free_pinned(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.host_free(addr, bytes)
+    }
+
+    unsafe fn pinned_device_ptr(&self, addr: u64) -> DriverResult<u64> {
+        self.device_pointer(addr)
+    }
+
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::CopyIn, (dst, dst), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::CopyIn, (dst, dst), Some(src.addr() as u64), bytes, stream, |core, at, bytes, stream| {
             // The offset is within the size, which fits a `usize`.
             let from = src.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
@@ -448,7 +476,7 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::CopyOut, (src, src), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::CopyOut, (src, src), Some(dst.addr() as u64), bytes, stream, |core, at, bytes, stream| {
             // The offset is within the size, which fits a `usize`.
             let to = dst.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
@@ -459,14 +487,14 @@ unsafe impl Driver for HipDriver {
     unsafe fn copy_within(&self, dst: u64, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
         // Onto itself there is nothing to copy, and the runtime does not promise that it may.
         let bytes = if dst == src { 0 } else { bytes };
-        self.queue(Call::CopyWithin, (dst, src), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::CopyWithin, (dst, src), None, bytes, stream, |core, at, bytes, stream| {
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
             unsafe { (core.hipMemcpyDtoDAsync)(pointer(dst + at), pointer(src + at), bytes, stream) }
         })
     }
 
     unsafe fn fill(&self, dst: u64, value: u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::Fill, (dst, dst), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::Fill, (dst, dst), None, bytes, stream, |core, at, bytes, stream| {
             // SAFETY: the caller vouches for the memory until it is filled, and for the stream.
             unsafe { (core.hipMemsetD8Async)(pointer(dst + at), value, bytes, stream) }
         })

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
+use crate::driver::pins::Pins;
 use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
 use crate::sys::pci;
 
@@ -33,6 +34,7 @@ mod error;
 #[allow(non_camel_case_types, non_upper_case_globals, reason = "named as the header names them")]
 pub mod ffi;
 mod library;
+mod pinned;
 pub mod quirks;
 mod search;
 mod version;
@@ -153,6 +155,7 @@ pub struct HipDriver {
     card: Option<pci::Card>,
     info: DriverInfo,
     book: Mutex<Book>,
+    pins: Pins,
 }
 
 /// This driver's own stream, for copies that the caller gave no stream for.
@@ -211,7 +214,8 @@ impl HipDriver {
         info.known_faults = rows.rows().map(|row| KnownFault::new(row.what, row.treatment)).collect();
         let integrated = hip.attribute(device, ffi::hipDeviceAttributeIntegrated).is_ok_and(|value| value != 0);
         let copies = copy_stream(hip, device)?;
-        Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book: Mutex::new(Book::new()) })
+        let (book, pins) = (Mutex::new(Book::new()), Pins::new());
+        Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book, pins })
     }
 
     /// The rows of the [table](quirks::TABLE) in force for this device.
@@ -278,9 +282,10 @@ impl Drop for HipDriver {
             return;
         }
         let [spans, handles, mappings, blocks] = self.book.get_mut().counts();
-        if [spans, handles, mappings, blocks] != [0; 4] {
+        let pinned = self.pins.len();
+        if [spans, handles, mappings, blocks, pinned] != [0; 5] {
             tracing::warn!(
-                device = %self.info.id(), spans, handles, mappings, blocks,
+                device = %self.info.id(), spans, handles, mappings, blocks, pinned,
                 "a HIP driver was closed while some of its memory was not given back"
             );
         }
