@@ -3,11 +3,11 @@
 //! Addresses and sizes are multiples of the page size.
 
 use core::ffi::{c_int, c_ulong, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::fs;
 use std::io;
+use std::sync::OnceLock;
 
-use super::map::{checked, length, page_size, pointer};
+use super::map::{checked, length, map_memory_anywhere, page_size, pointer, unmap};
 
 /// `MADV_POPULATE_WRITE`, which the C library's headers may be too old for.
 const POPULATE_WRITE: c_int = 23;
@@ -31,26 +31,40 @@ pub enum Prefault {
 /// `[addr, addr + bytes)` is private memory of the caller's, mapped readable and writable, and nobody has a reference
 /// into it: what is not populated by the kernel is written here, with zeros.
 pub(crate) unsafe fn populate(addr: u64, bytes: u64) -> io::Result<(Prefault, u64)> {
-    /// Whether the kernel has refused the call once: it will not learn it while it runs.
-    static UNKNOWN: AtomicBool = AtomicBool::new(false);
+    if !can_populate() {
+        // SAFETY: the contract is the same.
+        unsafe { touch(addr, bytes) };
+        return Ok((Prefault::Touch, 0));
+    }
     let len = length(bytes)?;
     let mut again = 0;
-    while !UNKNOWN.load(Relaxed) {
+    loop {
         // SAFETY: this advice puts pages under the caller's own memory and leaves what is in them.
         match checked(unsafe { libc::madvise(pointer(addr), len, POPULATE_WRITE) }) {
             Ok(()) => return Ok((Prefault::Populate, again)),
             Err(error) => match error.raw_os_error() {
                 Some(libc::EINTR | libc::EAGAIN) => again += 1,
-                Some(libc::EINVAL) => UNKNOWN.store(true, Relaxed),
-                // The call reports what a touch would have been a signal for, and memory that has run out.
+                // The call reports what a touch would have been a signal for: memory that has run out.
                 Some(libc::EFAULT) => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
                 _ => return Err(error),
             },
         }
     }
-    // SAFETY: the contract is the same.
-    unsafe { touch(addr, bytes) };
-    Ok((Prefault::Touch, again))
+}
+
+/// Whether the kernel knows the call: asked once, of a page of its own, since it says the same of memory that may not be
+/// written to.
+fn can_populate() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let size = page_size();
+        let Ok(page) = map_memory_anywhere(size) else { return false };
+        // SAFETY: the page was mapped just now, for this.
+        let known = checked(unsafe { libc::madvise(pointer(page), size as usize, POPULATE_WRITE) }).is_ok();
+        // SAFETY: nobody else knows of it.
+        let _ = unsafe { unmap(page, size) };
+        known
+    })
 }
 
 /// Writes a zero to every page.
@@ -159,7 +173,6 @@ pub(crate) fn faults() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::map::{map_memory_anywhere, unmap};
 
     const MIB: u64 = 1 << 20;
 
@@ -203,7 +216,7 @@ mod tests {
     fn memory_that_is_not_there_is_an_error_and_no_signal() {
         let addr = crate::sys::map::reserve(MIB, page_size()).unwrap();
         // SAFETY: nobody has a reference into the reservation; the call is to find that nothing can be put there.
-        assert_eq!(unsafe { populate(addr, MIB) }.unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(unsafe { populate(addr, MIB) }.unwrap_err().raw_os_error(), Some(libc::EINVAL));
         // SAFETY: the reservation is this test's own.
         unsafe { unmap(addr, MIB) }.unwrap();
     }

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 mod card;
+mod pinned;
 
 use super::*;
 use crate::driver::LoadError;
