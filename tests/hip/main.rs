@@ -20,6 +20,7 @@ mod life;
 mod limits;
 mod loading;
 mod personalities;
+mod pinned;
 #[path = "../shared/process.rs"]
 mod process;
 mod quiesce;
