@@ -52,8 +52,8 @@ pub(super) fn in_parts<E: Send>(
         true
     };
     let took_part = thread::scope(|scope| {
-        // On every path, also if `told` panics, the others end soon.
-        let _stop = StopOnDrop(&shared.stop);
+        // Also if `told` panics the others end soon.
+        let _stop = StopOnPanic(&shared.stop);
         let mut started = 1;
         for _ in 1..threads.min(usize::try_from(bytes.div_ceil(part)).unwrap_or(1)) {
             // Where the process may have no more threads, those there are do all of it.
@@ -65,6 +65,7 @@ pub(super) fn in_parts<E: Send>(
         while take() {
             if let Err(error) = told(shared.done.load(Relaxed)) {
                 failed.lock().get_or_insert(error);
+                shared.stop.store(true, Relaxed);
                 return started;
             }
         }
@@ -82,11 +83,13 @@ struct Shared {
     stop: AtomicBool,
 }
 
-struct StopOnDrop<'a>(&'a AtomicBool);
+struct StopOnPanic<'a>(&'a AtomicBool);
 
-impl Drop for StopOnDrop<'_> {
+impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Relaxed);
+        if thread::panicking() {
+            self.0.store(true, Relaxed);
+        }
     }
 }
 

@@ -16,6 +16,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+mod growth;
+
 use super::parallel::in_parts;
 use super::policy::{PinStrategy, ThpPolicy};
 use super::timing::{PinPhase, PinProgress, PinTiming};
@@ -29,12 +31,10 @@ use crate::sys::memory::Gauge;
 use crate::sys::thp::ThpOff;
 use crate::sys::vmstat::Vmstat;
 use crate::sys::{map, pages};
+use growth::{Growth, Steps, check_room};
 
 /// A huge page: what spans are aligned to, and growths above it are multiples of.
 pub(super) const HUGE: u64 = 2 << 20;
-
-/// How often a prefault looks whether memory is still there, in bytes.
-const LOOK: u64 = 256 << 20;
 
 /// From here on, pages are given back by many threads.
 const MANY: u64 = 1 << 30;
@@ -207,8 +207,7 @@ impl Region {
     }
 
     fn grow_in_pieces(&mut self, end: u64, steps: Steps<'_>, told: Told<'_>) -> Result<()> {
-        let from = self.committed();
-        let mut growth = Growth { region: self, from, end, kept: false };
+        let mut growth = Growth::begin(self, end);
         let result = growth.go(steps, told);
         match result {
             Ok(()) => {
@@ -371,186 +370,6 @@ impl Drop for Region {
             tracing::warn!(device = %self.card.id(), %error, "page-locked memory was dropped and did not come back");
         }
     }
-}
-
-/// What the steps of a growth share.
-struct Steps<'a> {
-    gauge: Option<&'a Gauge>,
-    watch: &'a Watch,
-    timing: &'a mut PinTiming,
-}
-
-/// A growth under way. Dropped, as by a panic of who is told of it, it undoes itself.
-struct Growth<'a> {
-    region: &'a mut Region,
-    from: u64,
-    end: u64,
-    kept: bool,
-}
-
-impl Growth<'_> {
-    fn go(&mut self, steps: Steps<'_>, told: Told<'_>) -> Result<()> {
-        let Steps { gauge, watch, timing } = steps;
-        let began = Instant::now();
-        self.map()?;
-        timing.map = began.elapsed();
-        let began = Instant::now();
-        self.prefault(gauge, watch, timing, told)?;
-        timing.prefault = began.elapsed();
-        let (began, faults) = (Instant::now(), pages::faults());
-        self.register(watch, timing, told)?;
-        timing.register = began.elapsed();
-        timing.register_faults = pages::faults().saturating_sub(faults);
-        Ok(())
-    }
-
-    fn addr(&self) -> u64 {
-        self.region.base + self.from
-    }
-
-    fn bytes(&self) -> u64 {
-        self.end - self.from
-    }
-
-    /// Makes the addresses accessible, with no pages yet.
-    fn map(&self) -> Result<()> {
-        let (addr, bytes) = (self.addr(), self.bytes());
-        let failed = |what| move |source| Error::HostMap { what, asked: Bytes::new(bytes), source };
-        // SAFETY: the addresses are reserved by the region, and nothing is there.
-        unsafe { map::allow_access(addr, bytes) }.map_err(failed("making addresses accessible"))?;
-        // A fork would make the pages read-only to copy them at the next write, which moves them under the device.
-        // SAFETY: they are the region's, whose owner does nothing in a child.
-        unsafe { map::keep_from_children(addr, bytes) }.map_err(failed("keeping it out of children"))?;
-        let huge = match self.region.settings.thp {
-            ThpPolicy::Advise => Some(true),
-            ThpPolicy::Avoid => Some(false),
-            ThpPolicy::Inherit | ThpPolicy::DisableForProcess => None,
-        };
-        if let Some(huge) = huge {
-            // SAFETY: they are the region's.
-            match unsafe { pages::advise_huge(addr, bytes, huge) } {
-                // A kernel without huge pages knows neither advice.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-                result => result.map_err(failed("advising on huge pages"))?,
-            }
-        }
-        if let Some(node) = self.region.settings.node {
-            // SAFETY: they are the region's.
-            unsafe { pages::prefer_node(addr, bytes, node) }.map_err(|source| Error::NumaNode {
-                node,
-                known: pages::nodes(),
-                source,
-            })?;
-        }
-        Ok(())
-    }
-
-    fn prefault(&self, gauge: Option<&Gauge>, watch: &Watch, timing: &mut PinTiming, told: Told<'_>) -> Result<()> {
-        let (addr, bytes) = (self.addr(), self.bytes());
-        let total = Bytes::new(bytes);
-        let (how, retries) = (parking_lot::Mutex::new(None), core::sync::atomic::AtomicU64::new(0));
-        let work = |at, len| {
-            // SAFETY: each part is the region's, made accessible just now; nobody else knows of it, and each part is one
-            // thread's.
-            let (done, again) = unsafe { pages::populate(addr + at, len) }.map_err(|source| {
-                match gauge.and_then(|gauge| gauge.read().ok()) {
-                    Some(memory) if source.raw_os_error() == Some(libc::ENOMEM) => {
-                        Error::HostMemory { asked: total, available: memory.available, total: memory.total }
-                    }
-                    _ => Error::HostMap { what: "putting pages there", asked: total, source },
-                }
-            })?;
-            retries.fetch_add(again, core::sync::atomic::Ordering::Relaxed);
-            let mut how = how.lock();
-            *how = how.max(Some(done));
-            Ok(())
-        };
-        let mut looked = 0;
-        let mut stop = None;
-        watch.begin(PinPhase::Prefault, 0, bytes);
-        let result = in_parts(self.region.settings.threads, bytes, work, |done| {
-            if done - looked >= LOOK {
-                looked = done;
-                check_room(gauge, bytes, done)?;
-            }
-            match told(PinProgress { phase: PinPhase::Prefault, done: Bytes::new(done), total }) {
-                ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => {
-                    stop = Some(done);
-                    Err(Error::Cancelled { done: Bytes::new(done), asked: total })
-                }
-            }
-        });
-        watch.end();
-        timing.threads = result?;
-        timing.how = how.into_inner();
-        timing.retries_seen = retries.into_inner();
-        Ok(())
-    }
-
-    /// Registers all of it; only now, since what is put there later moves what is there already.
-    fn register(&mut self, watch: &Watch, timing: &mut PinTiming, told: Told<'_>) -> Result<()> {
-        let (mut at, total) = (self.from, Bytes::new(self.bytes()));
-        let most = self.region.settings.piece;
-        while at < self.end {
-            // At the same places whatever the history.
-            let next = (at / most + 1).saturating_mul(most).min(self.end);
-            watch.begin(PinPhase::Register, timing.pieces as usize, next - at);
-            let pinned = self.region.pin(next - at);
-            watch.end();
-            pinned?;
-            timing.pieces += 1;
-            at = next;
-            let done = Bytes::new(at - self.from);
-            if told(PinProgress { phase: PinPhase::Register, done, total }).is_break() {
-                return Err(Error::Cancelled { done, asked: total });
-            }
-        }
-        Ok(())
-    }
-
-    fn keep(mut self) {
-        self.kept = true;
-    }
-
-    /// Lets go of what was registered, from the end, and unmaps it. What the driver does not let go of stays, and counts.
-    fn undo(mut self) -> DriverResult<()> {
-        self.kept = true;
-        self.take_back()
-    }
-
-    fn take_back(&mut self) -> DriverResult<()> {
-        let mut result = Ok(());
-        while result.is_ok() && self.region.committed() > self.from {
-            result = self.region.unpin_last();
-        }
-        if let Err(error) = self.region.give_up(self.region.committed(), self.end) {
-            let device = self.region.card.id();
-            tracing::warn!(%device, %error, "memory of a growth that failed stays mapped until the next one");
-        }
-        result
-    }
-}
-
-impl Drop for Growth<'_> {
-    fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
-        if let Err(error) = self.take_back() {
-            tracing::warn!(device = %self.region.card.id(), %error, "a growth that ended in a panic was not undone");
-        }
-    }
-}
-
-/// That the machine and the control groups have room for what is still to come. Without this, a process over its group's
-/// limit is killed, not told.
-fn check_room(gauge: Option<&Gauge>, bytes: u64, done: u64) -> Result<()> {
-    let Some(memory) = gauge.and_then(|gauge| gauge.read().ok()) else { return Ok(()) };
-    if memory.available.get() >= bytes - done.min(bytes) {
-        return Ok(());
-    }
-    Err(Error::HostMemory { asked: Bytes::new(bytes), available: memory.available, total: memory.total })
 }
 
 /// Gives pages back by many threads, where it is worth it; what is left goes with the mapping.
