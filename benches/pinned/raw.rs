@@ -11,14 +11,15 @@ const PAGE: usize = 4096;
 
 /// A driver of its own for the device of that name.
 pub(crate) fn driver(name: &str) -> Outcome<Arc<dyn Driver>> {
-    let ordinal = |text: &str| text.split_once(':').and_then(|(_, number)| number.parse::<u32>().ok()).unwrap_or(0);
-    Ok(match name {
+    let (kind, ordinal) = name.split_once(':').unwrap_or((name, "0"));
+    let ordinal: u32 = ordinal.parse()?;
+    Ok(match kind {
         "host" => Arc::new(growspan::driver::host::HostDriver::open(Default::default())?),
         #[cfg(feature = "cuda")]
-        name if name.starts_with("cuda") => Arc::new(growspan::driver::cuda::CudaDriver::open(ordinal(name))?),
+        "cuda" => Arc::new(growspan::driver::cuda::CudaDriver::open(ordinal)?),
         #[cfg(feature = "hip")]
-        name if name.starts_with("hip") => Arc::new(growspan::driver::hip::HipDriver::open(ordinal(name))?),
-        other => return Err(format!("no driver for {other}; use host, cuda:N or hip:N").into()),
+        "hip" => Arc::new(growspan::driver::hip::HipDriver::open(ordinal)?),
+        _ => return Err(format!("no driver for {kind} {ordinal}; use host, cuda:N or hip:N").into()),
     })
 }
 

@@ -85,6 +85,7 @@ impl Pins {
     }
 
     /// The offsets at which a copy of `bytes` from or to the host at `addr` has to be cut, the last of them `bytes`.
+    #[cfg(any(feature = "cuda", feature = "hip"))]
     pub(crate) fn cuts(&self, addr: u64, bytes: u64) -> Cuts {
         if self.len() == 0 || bytes == 0 {
             return Cuts::whole(bytes);
@@ -106,18 +107,21 @@ impl Pins {
 }
 
 /// Where to cut. Most copies are cut nowhere, and then nothing was allocated for it.
+#[cfg(any(feature = "cuda", feature = "hip"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cuts {
     inner: Vec<u64>,
     bytes: u64,
 }
 
+#[cfg(any(feature = "cuda", feature = "hip"))]
 impl Cuts {
     pub(crate) const fn whole(bytes: u64) -> Self {
         Self { inner: Vec::new(), bytes }
     }
 
     /// Whether there is nothing to copy.
+    #[cfg(feature = "cuda")]
     pub(crate) const fn is_nothing(&self) -> bool {
         self.bytes == 0
     }
@@ -142,10 +146,12 @@ mod tests {
         pins
     }
 
+    #[cfg(any(feature = "cuda", feature = "hip"))]
     fn ends(pins: &Pins, addr: u64, bytes: u64) -> Vec<u64> {
         pins.cuts(addr, bytes).ends().collect()
     }
 
+    #[cfg(any(feature = "cuda", feature = "hip"))]
     #[test]
     fn copies_are_cut_at_every_border_and_nowhere_else() {
         assert_eq!(ends(&Pins::new(), P, 100), [100]);

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 mod card;
+#[cfg(feature = "sim")]
 mod pinned;
 
 use super::*;
