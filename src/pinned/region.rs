@@ -37,7 +37,7 @@ use growth::{Growth, Steps, check_room};
 pub(super) const HUGE: u64 = 2 << 20;
 
 /// From here on, pages are given back by many threads.
-const MANY: u64 = 1 << 30;
+const MANY: u64 = 4 << 30;
 
 /// Who is told how far it has come, and says whether to go on.
 pub(super) type Told<'a> = &'a mut dyn FnMut(PinProgress) -> ControlFlow<()>;
