@@ -1,6 +1,7 @@
 //! What can go wrong, each with what was asked, what was there and what to do.
 
 use core::fmt;
+use std::io;
 
 use crate::bytes::Bytes;
 use crate::driver::host::HostError;
@@ -202,6 +203,57 @@ pub enum Error {
         /// The device.
         device: String,
     },
+    /// Options of page-locked memory that do not go together.
+    PinOptions {
+        /// Which, and why.
+        why: &'static str,
+    },
+    /// The machine, or a control group of this process, has not as much memory.
+    HostMemory {
+        /// What was asked for.
+        asked: Bytes,
+        /// What could be had without swapping.
+        available: Bytes,
+        /// All there is.
+        total: Bytes,
+    },
+    /// Host memory could not be set up.
+    HostMap {
+        /// What was to be done.
+        what: &'static str,
+        /// How much memory was asked for.
+        asked: Bytes,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Memory was to come from a NUMA node that it cannot come from.
+    NumaNode {
+        /// The node.
+        node: u32,
+        /// The nodes with memory, as the kernel lists them.
+        known: Option<String>,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Transparent huge pages could not be turned off for the process.
+    ThpRefused {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Whoever was told of the progress did not want to go on. Nothing is left of what was asked for.
+    Cancelled {
+        /// How far it had come.
+        done: Bytes,
+        /// What was asked for.
+        asked: Bytes,
+    },
+    /// Memory could not be filled from a file or reader. What was to be filled holds any mix of old and new.
+    Fill {
+        /// How much was asked for.
+        asked: Bytes,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The device or its context is gone for good.
     DeviceLost(DriverError),
     /// A call from a forked child: device memory belongs to the parent.
@@ -387,6 +439,32 @@ impl fmt::Display for Error {
                 "a stream of {device} is capturing a graph, when memory may neither be mapped nor unmapped; grow before \
                  the capture, shrink after it"
             ),
+            Self::PinOptions { why } => f.write_str(why),
+            Self::HostMemory { asked, available, total } => write!(
+                f,
+                "{asked} of host memory were asked for to be page-locked, and {available} of {total} can be had without \
+                 swapping (MemAvailable, and the limits of the control groups); ask for less, or stop what holds it"
+            ),
+            Self::HostMap { what, asked, source } => write!(
+                f,
+                "{what} failed for {asked} of host memory ({source}); look at vm.max_map_count, vm.overcommit_memory and \
+                 ulimit -v"
+            ),
+            Self::NumaNode { node, known, source } => match known {
+                Some(known) => {
+                    write!(f, "memory cannot come from NUMA node {node} ({source}); nodes with memory: {known}")
+                }
+                None => write!(f, "memory cannot come from NUMA node {node} ({source}); this kernel lists no nodes"),
+            },
+            Self::ThpRefused { source } => write!(
+                f,
+                "transparent huge pages could not be turned off for the process (PR_SET_THP_DISABLE: {source}); choose \
+                 another policy, or turn them off before the program starts"
+            ),
+            Self::Cancelled { done, asked } => {
+                write!(f, "cancelled at {done} of {asked}; what had been done was undone")
+            }
+            Self::Fill { asked, source } => write!(f, "filling {asked} of page-locked memory failed: {source}"),
             Self::DeviceLost(error) => write!(f, "the device was lost: {error}; restart the process"),
             Self::Forked => f.write_str(
                 "called from a forked child process, where device memory belongs to the parent; open a device of its \
@@ -401,6 +479,10 @@ impl core::error::Error for Error {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Reserve { source, .. } | Self::NotReturned { source, .. } => Some(source),
+            Self::HostMap { source, .. }
+            | Self::NumaNode { source, .. }
+            | Self::ThpRefused { source }
+            | Self::Fill { source, .. } => Some(source),
             Self::OutOfMemory(figures) => Some(&figures.source),
             Self::Rollback { first, .. } => Some(first),
             Self::DeviceLost(error) | Self::Driver(error) => Some(error),

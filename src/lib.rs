@@ -9,6 +9,7 @@ mod card;
 mod device;
 pub mod driver;
 mod error;
+pub mod pinned;
 mod pool;
 mod quiesce;
 mod range;
@@ -23,6 +24,7 @@ pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Loan, Member,
 pub use bytes::Bytes;
 pub use device::{Device, DeviceOptions};
 pub use error::{Error, OutOfMemory, Result, Shortage};
+pub use pinned::PinnedBuffer;
 pub use pool::{Chunk, ChunkPool, PoolPolicy, PoolStats, Prewarm, Prewarmed, Sizing, Trimmed, UnknownSizing};
 pub use quiesce::{Event, Idle, Quiesce};
 pub use range::{MappedChunk, Rejected, ReservedRange};

@@ -75,6 +75,7 @@ fn constants_have_the_header_s_values() {
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
             CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+            CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
         }
         CUmemAllocationType { CU_MEM_ALLOCATION_TYPE_PINNED }
         CUmemLocationType { CU_MEM_LOCATION_TYPE_DEVICE }
@@ -84,6 +85,15 @@ fn constants_have_the_header_s_values() {
         CUstreamCaptureStatus { CU_STREAM_CAPTURE_STATUS_NONE }
         CUevent_flags { CU_EVENT_DISABLE_TIMING }
     }
+    let flags = [
+        (ffi::CU_MEMHOSTALLOC_PORTABLE, sys::CU_MEMHOSTALLOC_PORTABLE),
+        (ffi::CU_MEMHOSTALLOC_DEVICEMAP, sys::CU_MEMHOSTALLOC_DEVICEMAP),
+        (ffi::CU_MEMHOSTALLOC_WRITECOMBINED, sys::CU_MEMHOSTALLOC_WRITECOMBINED),
+        (ffi::CU_MEMHOSTREGISTER_PORTABLE, sys::CU_MEMHOSTREGISTER_PORTABLE),
+        (ffi::CU_MEMHOSTREGISTER_DEVICEMAP, sys::CU_MEMHOSTREGISTER_DEVICEMAP),
+        (ffi::CU_MEMHOSTREGISTER_READ_ONLY, sys::CU_MEMHOSTREGISTER_READ_ONLY),
+    ];
+    flags.iter().for_each(|(ours, theirs)| assert_eq!(ours, theirs));
     assert_eq!(ffi::CU_MEM_HANDLE_TYPE_NONE, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE.0);
     assert_eq!(
         ffi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,

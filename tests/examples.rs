@@ -283,3 +283,53 @@ fn the_doctor_speaks_to_people_too() {
     }
     refused(&run("doctor", &["--fix"]), &["doctor: ", "\"--fix\" is not an option"]);
 }
+
+#[test]
+fn pin_times_every_strategy_and_policy() {
+    let output =
+        run("pin", &["--device", "host", "--size=4MiB", "--size", "2MiB", "--repeats=2", "--thp=all", "--json"]);
+    let value = json(&output);
+    let results = value["results"].as_array().unwrap();
+    // Own memory by four policies; the driver's, whole and in blocks, by the two that are not advice; two sizes.
+    assert_eq!(results.len(), 2 * (4 + 2 + 2));
+    for result in results {
+        assert!(result["error"].is_null(), "{result}");
+        let turns = result["turns"].as_array().unwrap();
+        assert_eq!(turns.len(), 2);
+        for turn in turns {
+            let part = |name: &str| turn[name].as_f64().unwrap();
+            assert!(part("total_ms") >= part("map_ms") + part("prefault_ms") + part("register_ms"), "{turn}");
+            assert!(number(turn, "pieces") == 1 && turn["vmstat"]["pgfault"].as_u64().unwrap() > 0, "{turn}");
+            assert_eq!(part("prefault_ms") > 0.0, result["strategy"] == "pieces", "{turn}");
+        }
+    }
+    let file = Trace::new("fill", vec![7; 5000]);
+    let output = run("pin", &["--device=host", "--size=2MiB", "--strategy=pieces", "--fill", file.path(), "--direct"]);
+    let table = text(&output.stdout);
+    assert!(
+        table.contains("2 MiB  pieces") && table.contains("GiB/s") && table.lines().count() == 3 + 1 + 3,
+        "{table}"
+    );
+    refused(&run("pin", &["--size", "none"]), &["--size \"none\""]);
+    refused(&run("pin", &["--device", "cuda:77"]), &["cuda:77"]);
+    // A combination that fails is told, and the others go on.
+    let output = run("pin", &["--device=host", "--size=1024TiB", "--size=2MiB", "--strategy=pieces", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(value["results"][0]["error"].is_string() && value["results"][1]["error"].is_null(), "{value}");
+}
+
+#[test]
+fn nothp_starts_a_program_without_huge_pages_and_becomes_it() {
+    // The program, and one that it starts.
+    let shell = "grep THP_enabled /proc/self/status; sh -c 'grep THP_enabled /proc/self/status'; exit 7";
+    let output = run("nothp", &["sh", "-c", shell]);
+    assert_eq!(output.status.code(), Some(7), "its exit status");
+    let told = text(&output.stdout);
+    assert!(told.is_empty() || told == "THP_enabled:\t0\nTHP_enabled:\t0\n", "{told}");
+    let output = run("nothp", &["sh", "-c", "kill -TERM $$"]);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(15), "its signal");
+    for (args, code) in [(&[][..], 2), (&["/nowhere/at/all"], 127), (&["/dev/null"], 126)] {
+        assert_eq!(run("nothp", args).status.code(), Some(code), "{args:?}");
+    }
+}

@@ -22,6 +22,11 @@ pub enum Call {
     Import,
     Allocate,
     Free,
+    Pin,
+    Unpin,
+    AllocatePinned,
+    FreePinned,
+    PinnedDevicePtr,
     CopyIn,
     CopyOut,
     CopyWithin,
@@ -38,7 +43,7 @@ pub enum Call {
 
 impl Call {
     /// Every word, in the order of the trait.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 31] = [
         Self::Support,
         Self::Granularity,
         Self::Memory,
@@ -53,6 +58,11 @@ impl Call {
         Self::Import,
         Self::Allocate,
         Self::Free,
+        Self::Pin,
+        Self::Unpin,
+        Self::AllocatePinned,
+        Self::FreePinned,
+        Self::PinnedDevicePtr,
         Self::CopyIn,
         Self::CopyOut,
         Self::CopyWithin,
@@ -67,8 +77,8 @@ impl Call {
         Self::StreamIsCapturing,
     ];
 
-    /// The calls that change memory: spans, handles, mappings, access and blocks.
-    pub const MEMORY: [Self; 9] = [
+    /// The calls that change memory: spans, handles, mappings, access, blocks and page-locked memory.
+    pub const MEMORY: [Self; 13] = [
         Self::Reserve,
         Self::FreeSpan,
         Self::Create,
@@ -78,6 +88,10 @@ impl Call {
         Self::Unmap,
         Self::Allocate,
         Self::Free,
+        Self::Pin,
+        Self::Unpin,
+        Self::AllocatePinned,
+        Self::FreePinned,
     ];
 
     /// The word as messages write it: `set access`.
@@ -98,6 +112,11 @@ impl Call {
             Self::Import => "import",
             Self::Allocate => "allocate",
             Self::Free => "free",
+            Self::Pin => "pin",
+            Self::Unpin => "unpin",
+            Self::AllocatePinned => "allocate pinned",
+            Self::FreePinned => "free pinned",
+            Self::PinnedDevicePtr => "pinned device ptr",
             Self::CopyIn => "copy in",
             Self::CopyOut => "copy out",
             Self::CopyWithin => "copy within",
@@ -132,6 +151,8 @@ pub enum DriverErrorKind {
     OutOfMaps,
     /// No addresses left, or not as many in one piece.
     OutOfAddresses,
+    /// The process may not lock as much memory.
+    LockLimit,
     /// The driver rejects an argument.
     InvalidValue,
     /// The driver does not do this here (vGPU, old driver, a flag without hardware behind it).
@@ -232,6 +253,7 @@ impl fmt::Display for DriverErrorKind {
             Self::OutOfFiles => "no open file left",
             Self::OutOfMaps => "no memory map entry left",
             Self::OutOfAddresses => "not that many addresses in one piece",
+            Self::LockLimit => "the process may not lock as much memory",
             Self::InvalidValue => "invalid value",
             Self::NotSupported => "not supported",
             Self::NotReady => "not ready",

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::{
     Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
-    ProcessLimits, RawEvent, RawHandle, RawStream,
+    PinFlags, ProcessLimits, RawEvent, RawHandle, RawStream,
 };
 
 /// The door to a driver: it has the driver's methods and adds what must hold for every call.
@@ -52,7 +52,7 @@ impl Gate {
         self.calls[call as usize].load(Relaxed)
     }
 
-    /// How many calls were made that change memory: spans, handles, mappings, access and blocks.
+    /// How many calls were made that change memory: spans, handles, mappings, access, blocks, page-locked memory.
     #[must_use]
     pub fn memory_calls(&self) -> u64 {
         Call::MEMORY.into_iter().map(|call| self.count(call)).sum()
@@ -141,6 +141,7 @@ gated! {
     Reserve: fn reserve(bytes: u64, align: u64) -> u64;
     Create: fn create(bytes: u64, props: ChunkProps) -> RawHandle;
     Allocate: fn allocate(bytes: u64) -> u64;
+    AllocatePinned: fn allocate_pinned(bytes: u64, flags: PinFlags) -> u64;
     EventCreate: fn event_create() -> RawEvent;
     Synchronize: fn synchronize() -> ();
 }
@@ -154,6 +155,10 @@ gated! {
     Export: unsafe fn export(handle: RawHandle) -> OwnedFd;
     Import: unsafe fn import(fd: BorrowedFd<'_>, bytes: u64) -> RawHandle;
     Free: unsafe fn free(addr: u64, bytes: u64) -> ();
+    Pin: unsafe fn pin(addr: u64, bytes: u64, flags: PinFlags) -> ();
+    Unpin: unsafe fn unpin(addr: u64, bytes: u64) -> ();
+    FreePinned: unsafe fn free_pinned(addr: u64, bytes: u64) -> ();
+    PinnedDevicePtr: unsafe fn pinned_device_ptr(addr: u64) -> u64;
     CopyIn: unsafe fn copy_in(dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> ();
     CopyOut: unsafe fn copy_out(dst: *mut u8, src: u64, bytes: u64, stream: Option<RawStream>) -> ();
     CopyWithin: unsafe fn copy_within(dst: u64, src: u64, bytes: u64, stream: Option<RawStream>) -> ();

@@ -51,13 +51,17 @@ pub struct Quirks {
     pub max_chunk: Bytes,
     /// How long to wait after mapping before the memory may be used (a few RDNA4 parts read zeros for about 2 ms).
     pub settle: Duration,
+    /// The most host memory that is page-locked at once, in bytes, a power of two; larger memory takes several calls.
+    /// `None`: as much as there is (HIP: 2 GiB, the step in which the kernel walks memory, so that a walk that is
+    /// disturbed starts again for that much only).
+    pub max_pin: Option<Bytes>,
     /// Why virtual memory stays off without a check, where the runtime is known not to bear one.
     pub off: Option<String>,
 }
 
 impl Default for Quirks {
     fn default() -> Self {
-        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO, off: None }
+        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO, max_pin: None, off: None }
     }
 }
 
@@ -221,6 +225,76 @@ impl ChunkProps {
     pub const fn with_rdma(mut self, rdma: bool) -> Self {
         self.rdma = rdma;
         self
+    }
+}
+
+/// How host memory is page-locked.
+///
+/// ```
+/// use growspan::driver::PinFlags;
+///
+/// let flags = PinFlags::USUAL.with_write_combined(true);
+/// assert_eq!(flags.to_string(), "portable, mapped, write-combined");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PinFlags {
+    /// For all devices of the process and not the one alone.
+    pub portable: bool,
+    /// At an address of the device too.
+    pub mapped: bool,
+    /// Not through the host's caches: fast for the device to read, very slow for the host. Of allocations only.
+    pub write_combined: bool,
+    /// The device only reads it. Of memory that was there before only.
+    pub read_only: bool,
+}
+
+impl PinFlags {
+    /// None of them.
+    pub const NONE: Self = Self { portable: false, mapped: false, write_combined: false, read_only: false };
+
+    /// Portable and mapped: what drivers do by themselves wherever host and device share one space of addresses.
+    pub const USUAL: Self = Self { portable: true, mapped: true, write_combined: false, read_only: false };
+
+    /// The same, for all devices or one.
+    #[must_use]
+    pub const fn with_portable(mut self, portable: bool) -> Self {
+        self.portable = portable;
+        self
+    }
+
+    /// The same, with or without an address of the device.
+    #[must_use]
+    pub const fn with_mapped(mut self, mapped: bool) -> Self {
+        self.mapped = mapped;
+        self
+    }
+
+    /// The same, past the host's caches or through them.
+    #[must_use]
+    pub const fn with_write_combined(mut self, write_combined: bool) -> Self {
+        self.write_combined = write_combined;
+        self
+    }
+
+    /// The same, for the device to read only or to write too.
+    #[must_use]
+    pub const fn with_read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+}
+
+impl fmt::Display for PinFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (self.portable, "portable"),
+            (self.mapped, "mapped"),
+            (self.write_combined, "write-combined"),
+            (self.read_only, "read-only"),
+        ];
+        let set: Vec<_> = names.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
+        f.pad(&if set.is_empty() { "none".to_owned() } else { set.join(", ") })
     }
 }
 

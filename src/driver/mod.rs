@@ -29,6 +29,7 @@ pub mod hip;
 pub mod host;
 mod info;
 mod layout;
+mod pins;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(any(feature = "cuda", feature = "hip"))]
@@ -37,7 +38,7 @@ mod table;
 pub use error::{Call, DriverError, DriverErrorKind};
 pub use gate::Gate;
 pub use info::{
-    Backend, CheckForm, ChunkProps, DriverInfo, Granularities, KnownFault, MapCount, MemoryInfo, OpenFiles,
+    Backend, CheckForm, ChunkProps, DriverInfo, Granularities, KnownFault, MapCount, MemoryInfo, OpenFiles, PinFlags,
     ProcessLimits, Quirks, Shareable,
 };
 #[cfg(any(feature = "cuda", feature = "hip"))]
@@ -116,6 +117,8 @@ pub struct RawEvent(pub u64);
 /// * if [`DriverInfo::host_visible`] is set, those addresses are valid for the host's reads and writes too, are always
 ///   initialised memory, and are never the null page; and calls that take a stream have taken effect when they return,
 ///   so that nothing changes the memory behind the back of the host's references;
+/// * memory from `allocate_pinned` is valid for the host's reads and writes, initialised and aligned to a page, until it
+///   is freed;
 /// * no call unwinds out of foreign code.
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// What is known of the device.
@@ -248,6 +251,70 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the driver says; the block then stays allocated.
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()>;
+
+    /// Page-locks host memory that is there already, so that the device can reach it. Copies from and to it that cross
+    /// the border of two such pieces are the driver's to split.
+    ///
+    /// # Safety
+    /// `[addr, addr + bytes)` are whole pages of private host memory, readable and writable, that stay mapped until they
+    /// are unpinned.
+    ///
+    /// # Errors
+    /// [`DriverErrorKind::NotSupported`] for flags the driver does not have and where memory cannot be page-locked;
+    /// [`DriverErrorKind::LockLimit`]; [`DriverErrorKind::OutOfMemory`]; [`DriverErrorKind::Misuse`] where part of it is
+    /// pinned already.
+    unsafe fn pin(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
+        let _ = (addr, bytes, flags);
+        Err(DriverError::new(Call::Pin, DriverErrorKind::NotSupported))
+    }
+
+    /// Lets go of page-locked memory, which stays mapped.
+    ///
+    /// # Safety
+    /// `(addr, bytes)` is exactly what one call of [`pin`](Self::pin) locked and still is locked, and no work on the
+    /// device can touch it any more.
+    ///
+    /// # Errors
+    /// What the driver says; the memory then stays locked.
+    unsafe fn unpin(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        let _ = (addr, bytes);
+        Err(DriverError::new(Call::Unpin, DriverErrorKind::NotSupported))
+    }
+
+    /// Allocates page-locked host memory; returns the host's address of it.
+    ///
+    /// # Errors
+    /// As for [`pin`](Self::pin).
+    fn allocate_pinned(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
+        let _ = (bytes, flags);
+        Err(DriverError::new(Call::AllocatePinned, DriverErrorKind::NotSupported))
+    }
+
+    /// Frees page-locked host memory.
+    ///
+    /// # Safety
+    /// `(addr, bytes)` is exactly a block from [`allocate_pinned`](Self::allocate_pinned) that was not freed yet, and
+    /// neither the device nor the host uses it any more.
+    ///
+    /// # Errors
+    /// What the driver says; the block then stays allocated.
+    unsafe fn free_pinned(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        let _ = (addr, bytes);
+        Err(DriverError::new(Call::FreePinned, DriverErrorKind::NotSupported))
+    }
+
+    /// Where the device sees page-locked memory that the host sees at `addr`. It holds up to the end of the piece that
+    /// was pinned or allocated in one call, not beyond.
+    ///
+    /// # Safety
+    /// `addr` lies in memory that is pinned with [`PinFlags::mapped`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    unsafe fn pinned_device_ptr(&self, addr: u64) -> DriverResult<u64> {
+        let _ = addr;
+        Err(DriverError::new(Call::PinnedDevicePtr, DriverErrorKind::NotSupported))
+    }
 
     /// Copies `bytes` from the host at `src` to the device at `dst`. With no stream the copy is over when this
     /// returns; with one it is queued there.

@@ -53,6 +53,14 @@ pub fn locked_memory() -> io::Result<Limit> {
     get(libc::RLIMIT_MEMLOCK)
 }
 
+/// How many bytes the process has locked into memory now (`VmLck`); zero where the system does not say.
+pub(crate) fn locked_now() -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
+
 #[cfg(target_env = "gnu")]
 type Resource = libc::__rlimit_resource_t;
 #[cfg(not(target_env = "gnu"))]

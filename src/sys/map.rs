@@ -48,6 +48,11 @@ pub(crate) fn map_file_anywhere(bytes: u64, file: &impl AsFd) -> io::Result<u64>
     map_new(bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, Some(file))
 }
 
+/// Maps `bytes` of private memory somewhere, readable and writable, zero, and not there before it is touched.
+pub(crate) fn map_memory_anywhere(bytes: u64) -> io::Result<u64> {
+    map_new(bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
+}
+
 /// Puts `file` at `addr`, without access yet, in place of what is there.
 ///
 /// # Safety
@@ -235,12 +240,12 @@ unsafe fn map(addr: u64, bytes: u64, access: c_int, flags: c_int, file: Option<&
     Ok(at.expose_provenance() as u64)
 }
 
-fn pointer(addr: u64) -> *mut core::ffi::c_void {
+pub(super) fn pointer(addr: u64) -> *mut core::ffi::c_void {
     // An address comes from a pointer of this process, so it fits.
     ptr::with_exposed_provenance_mut(addr as usize)
 }
 
-fn length(bytes: u64) -> io::Result<usize> {
+pub(super) fn length(bytes: u64) -> io::Result<usize> {
     usize::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
@@ -248,7 +253,7 @@ fn offset(bytes: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-fn checked(rc: c_int) -> io::Result<()> {
+pub(super) fn checked(rc: c_int) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

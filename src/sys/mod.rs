@@ -1,15 +1,17 @@
 //! Linux calls behind safe functions. Nothing here knows of devices.
 //!
 //! Figures come as numbers, failures as [`std::io::Error`], and what the kernel writes as text is read by functions
-//! over `&str`. The exception to the first line is the part of `map` that changes memory in place: no signature can
+//! over `&str`. The exception to the first line is the part of `map` and `pages` that changes memory in place: no signature can
 //! promise that nobody uses that memory, so those functions are `unsafe` and say what their callers owe.
 
 pub mod limits;
 pub(crate) mod map;
 pub mod memory;
+pub(crate) mod pages;
 #[cfg(feature = "hip")]
 pub(crate) mod pci;
 pub mod thp;
+pub mod vmstat;
 
 #[cfg(test)]
 pub(crate) mod tests {

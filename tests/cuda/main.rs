@@ -24,6 +24,7 @@ mod gpu;
 mod growth;
 #[path = "../promises/life.rs"]
 mod life;
+mod pinned;
 #[path = "../promises/pool.rs"]
 mod pool;
 #[path = "../shared/process.rs"]
@@ -141,6 +142,11 @@ mod card {
             an_event_is_waited_for,
             a_deferred_shrink_leaves_queued_work_alone,
             without_waiting_the_context_is_lost,
+        }
+        pinned {
+            kernels_and_copies_cross_the_borders_of_pieces,
+            page_locked_memory_outlives_the_work_on_it,
+            a_failed_growth_gives_its_pieces_back,
         }
         life {
             random_lives_keep_address_contents_and_books,

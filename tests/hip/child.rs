@@ -89,6 +89,7 @@ fn as_child() {
         Some(("limits", rest)) => crate::limits::as_child(rest),
         Some(("loading", rest)) => crate::loading::as_child(rest),
         Some(("devices", rest)) => crate::devices::as_child(rest),
+        Some(("pinned", rest)) => crate::pinned::as_child(rest),
         Some(("quiesce", rest)) => crate::quiesce::as_child(rest),
         _ => panic!("no role {role}"),
     }

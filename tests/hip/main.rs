@@ -20,6 +20,7 @@ mod life;
 mod limits;
 mod loading;
 mod personalities;
+mod pinned;
 #[path = "../promises/pool.rs"]
 mod pool;
 #[path = "../shared/process.rs"]

@@ -49,6 +49,8 @@ macro_rules! functions {
 functions! {
     fn fake_amdhip_figures(device: i32, out: *mut Figures) -> ();
     fn fake_amdhip_device_of(address: *const c_void) -> i32;
+    fn fake_amdhip_pins() -> u64;
+    fn fake_amdhip_pin_retries() -> u64;
     fn fake_amdhip_fail_map(nth: u64) -> ();
     fn fake_amdhip_fail_call(name: *const c_char, nth: u64, code: u32) -> ();
     fn hipGetDevice(device: *mut i32) -> u32;
@@ -77,6 +79,16 @@ impl StandIn {
     /// The device that the memory at an address lies on, -1 if there is none.
     pub(crate) fn device_of(&self, address: u64) -> i32 {
         self.fake_amdhip_device_of(null::<c_void>().with_addr(address as usize))
+    }
+
+    /// How many pieces of page-locked memory there are.
+    pub(crate) fn pins(&self) -> u64 {
+        self.fake_amdhip_pins()
+    }
+
+    /// How often page-locking was begun again.
+    pub(crate) fn pin_retries(&self) -> u64 {
+        self.fake_amdhip_pin_retries()
     }
 
     /// Lets the nth map from now fail where some versions do not notice.

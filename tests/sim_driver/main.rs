@@ -470,3 +470,45 @@ fn threads_share_a_card() {
     card.0.assert_clean();
     assert_eq!((card.0.count(Call::Map), card.0.ledger().len()), (800, 100));
 }
+
+/// Page-locked memory: what is done to it against the rules is noticed.
+#[test]
+fn page_locked_memory_has_rules() {
+    use growspan::driver::PinFlags;
+
+    const PAGE: u64 = 4096;
+    let sim = SimDriver::new();
+    let memory = vec![0_u8; 16 * PAGE as usize];
+    let at = (memory.as_ptr().addr() as u64).next_multiple_of(PAGE);
+    // SAFETY: the pages are the vector's, and stay as long as it does; what is against the rules is the driver's to notice.
+    let pin = |addr, bytes| unsafe { sim.pin(addr, bytes, PinFlags::USUAL) };
+    // SAFETY: as above.
+    let unpin = |addr, bytes| unsafe { sim.unpin(addr, bytes) };
+    let mut noticed = Vec::new();
+    let mut against = |result: DriverResult<()>| {
+        assert_eq!(result.unwrap_err().kind(), DriverErrorKind::Misuse);
+        noticed.push(sim.take_violations().pop().unwrap().kind);
+    };
+    pin(at, 4 * PAGE).unwrap();
+    pin(at + 4 * PAGE, PAGE).unwrap();
+    against(pin(at + 3 * PAGE, PAGE));
+    against(pin(at + 8 * PAGE, 0));
+    against(pin(at + 8 * PAGE + 1, PAGE));
+    against(pin(at + 8 * PAGE, PAGE + 1));
+    against(unpin(at, PAGE));
+    against(unpin(at + PAGE, PAGE));
+    let block = sim.allocate_pinned(100, PinFlags::USUAL).unwrap();
+    against(unpin(block, 100));
+    // SAFETY: it is not the driver's to free, which it is to notice.
+    against(unsafe { sim.free_pinned(at, 4 * PAGE) });
+    use ViolationKind::{AlreadyPinned, Misaligned, NotPinned, WrongSize, ZeroSize};
+    let expected = [AlreadyPinned, ZeroSize, Misaligned, Misaligned, WrongSize, NotPinned, NotPinned, NotPinned];
+    assert_eq!(noticed, expected);
+    assert_eq!((sim.figures().pins, sim.figures().pinned.get()), (3, 5 * PAGE + 100));
+    assert!(sim.check_clean().unwrap_err().contains("3 pins"));
+    // SAFETY: it was allocated above and is not used again.
+    unsafe { sim.free_pinned(block, 100) }.unwrap();
+    unpin(at, 4 * PAGE).unwrap();
+    unpin(at + 4 * PAGE, PAGE).unwrap();
+    sim.assert_clean();
+}

@@ -1,7 +1,8 @@
 // A CUDA driver for tests: two devices, host memory, and a memory of what was asked of it. Work on a stream is held
 // back until someone waits for the stream, so that a copy that is not waited for is seen.
 //
-// -DONLY_INIT leaves every function out but cuInit, -DNO_VMM those of virtual memory management, -DNO_ID cuCtxGetId;
+// -DONLY_INIT leaves every function out but cuInit, -DNO_VMM those of virtual memory management, -DNO_PIN those of
+// page-locked memory, -DNO_ID cuCtxGetId;
 // -DINIT=code makes cuInit fail.
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -41,6 +42,10 @@ static Job jobs[256];
 static u64 queued, done;
 static int failing, capturing;
 static long handles, spans, maps, streams, events;
+// Page-locked pieces, and how often the next ones are refused.
+static struct { char *at; size_t n; int owned, flags; } pins[64];
+static long pinned;
+static int pin_fails_in;
 static Prop last_prop;
 static Access last_access;
 
@@ -53,7 +58,12 @@ void fake_rdma_prop(unsigned out[4]) {
     out[0] = last_prop.handle_types; out[1] = last_prop.flags.rdma; out[2] = last_prop.type;
     out[3] = (unsigned)last_prop.location.id;
 }
-long fake_alive(void) { return handles + spans + maps + streams + events; }
+long fake_alive(void) { return handles + spans + maps + streams + events + pinned; }
+void fake_fail_pin(int nth) { pin_fails_in = nth; }
+int fake_pin_flags(char *at) {
+    for (int i = 0; i < 64; i++) if (pins[i].n && pins[i].at == at) return pins[i].flags;
+    return -1;
+}
 
 static int enter(void) {
     if (failing) return failing;
@@ -150,8 +160,21 @@ int cuStreamIsCapturing(Stream *s, unsigned *status) {
     *status = (unsigned)capturing;
     return 0;
 }
-int cuMemcpyHtoDAsync_v2(u64 dst, const void *src, size_t n, Stream *s) { return queue(0, (void *)dst, src, n, s); }
-int cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) { return queue(0, dst, (void *)src, n, s); }
+// As seen on a card: host memory is one page-locked piece, part of one, or none at all.
+static int crosses(const char *at, size_t n) {
+    for (int i = 0; i < 64; i++) {
+        if (!pins[i].n) continue;
+        char *end = pins[i].at + pins[i].n;
+        if (at < end && pins[i].at < at + n && (at < pins[i].at || at + n > end)) return 1;
+    }
+    return 0;
+}
+int cuMemcpyHtoDAsync_v2(u64 dst, const void *src, size_t n, Stream *s) {
+    return crosses(src, n) ? 1 : queue(0, (void *)dst, src, n, s);
+}
+int cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) {
+    return crosses(dst, n) ? 1 : queue(0, dst, (void *)src, n, s);
+}
 int cuMemcpyDtoDAsync_v2(u64 dst, u64 src, size_t n, Stream *s) { return queue(0, (void *)dst, (void *)src, n, s); }
 int cuMemsetD8Async(u64 dst, unsigned char v, size_t n, Stream *s) { return queue(1 + v, (void *)dst, NULL, n, s); }
 int cuEventCreate(Event **e, unsigned flags) {
@@ -168,6 +191,63 @@ int cuEventDestroy_v2(Event *e) { ENTER; free(e); events--; return 0; }
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { ENTER; *free_ = 3ull << 30; *total = 4ull << 30; return 0; }
 int cuMemAlloc_v2(u64 *addr, size_t n) { ENTER; *addr = (u64)malloc(n); return 0; }
 int cuMemFree_v2(u64 addr) { ENTER; free((void *)addr); return 0; }
+
+#ifndef NO_PIN
+static int pin(char *at, size_t n, int owned, int flags) {
+    if (pin_fails_in && !--pin_fails_in) return 2;
+    for (int i = 0; i < 64; i++)
+        if (pins[i].n && at < pins[i].at + pins[i].n && pins[i].at < at + n) return 712;
+    for (int i = 0; i < 64; i++) {
+        if (pins[i].n) continue;
+        pins[i].at = at; pins[i].n = n; pins[i].owned = owned; pins[i].flags = flags;
+        pinned++;
+        return 0;
+    }
+    return 2;
+}
+static int unpin(char *at, int owned) {
+    // Work that is still to be done on the memory would find it gone.
+    for (u64 i = done; i < queued; i++)
+        if (jobs[i % 256].dst == at || jobs[i % 256].src == at) abort();
+    for (int i = 0; i < 64; i++) {
+        if (!pins[i].n || pins[i].at != at) continue;
+        if (pins[i].owned != owned) abort();
+        unsigned char there[1];
+        if (mincore(at, 1, there)) abort();
+        pins[i].n = 0;
+        pinned--;
+        return 0;
+    }
+    return 713;
+}
+int cuMemHostRegister_v2(void *at, size_t n, unsigned flags) {
+    ENTER;
+    if (!n || flags & ~11u) return 1;
+    return pin(at, n, 0, (int)flags);
+}
+int cuMemHostUnregister(void *at) { ENTER; return unpin(at, 0); }
+int cuMemHostAlloc(void **at, size_t n, unsigned flags) {
+    ENTER;
+    if (!n || flags & ~7u) return 1;
+    *at = aligned_alloc(4096, (n + 4095) / 4096 * 4096);
+    memset(*at, 0, n);
+    int code = pin(*at, n, 1, (int)flags);
+    if (code) free(*at);
+    return code;
+}
+int cuMemFreeHost(void *at) { ENTER; int code = unpin(at, 1); if (!code) free(at); return code; }
+// Not the host's address, so that nobody takes it for granted.
+int cuMemHostGetDevicePointer_v2(u64 *device, void *at, unsigned flags) {
+    ENTER;
+    if (flags) return 1;
+    for (int i = 0; i < 64; i++)
+        if (pins[i].n && pins[i].at <= (char *)at && (char *)at < pins[i].at + pins[i].n && pins[i].flags & 2) {
+            *device = (u64)at + (1ull << 50);
+            return 0;
+        }
+    return 1;
+}
+#endif
 
 #ifndef NO_VMM
 static size_t sizes[64];

@@ -86,12 +86,25 @@ symbol_table! {
     }
 }
 
+symbol_table! {
+    /// Page-locked host memory.
+    #[derive(Debug)]
+    pub(super) struct Pinned {
+        fn cuMemHostRegister_v2(addr: *mut c_void, bytes: usize, flags: u32) -> CUresult;
+        fn cuMemHostUnregister(addr: *mut c_void) -> CUresult;
+        fn cuMemHostAlloc(addr: *mut *mut c_void, bytes: usize, flags: u32) -> CUresult;
+        fn cuMemFreeHost(addr: *mut c_void) -> CUresult;
+        fn cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, addr: *mut c_void, flags: u32) -> CUresult;
+    }
+}
+
 /// The driver library, started.
 #[derive(Debug)]
 pub(super) struct Cuda {
     pub(super) library: SharedLibrary,
     pub(super) core: Core,
     pub(super) vmm: Result<Vmm, LoadError>,
+    pub(super) pinned: Result<Pinned, LoadError>,
     /// The process that started it, the only one it works in.
     pub(super) process: u32,
 }
@@ -108,11 +121,11 @@ impl Cuda {
     pub(super) fn load(names: &[OsString]) -> Result<Self, CudaOpenError> {
         // SAFETY: the names are those of the CUDA driver, or the one that whoever runs this process says is one.
         let library = unsafe { SharedLibrary::open(names) }.map_err(CudaOpenError::Library)?;
-        let vmm = Vmm::resolve(&library);
+        let (vmm, pinned) = (Vmm::resolve(&library), Pinned::resolve(&library));
         let core = Core::resolve(&library).map_err(|error| CudaOpenError::Library(all_missing(error, &vmm)))?;
         // SAFETY: zero is the only value of the flags; the call may be repeated, by us and by others, from any thread.
         check(unsafe { (core.cuInit)(0) }).map_err(|code| CudaOpenError::of_init(library.name(), code))?;
-        Ok(Self { library, core, vmm, process: std::process::id() })
+        Ok(Self { library, core, vmm, pinned, process: std::process::id() })
     }
 
     /// How many devices this process is shown.

@@ -20,9 +20,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
+use crate::driver::pins::{Cuts, Pins};
 use crate::driver::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult,
-    Granularities, MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
+    Granularities, MemoryInfo, PinFlags, RawEvent, RawHandle, RawStream, Shareable,
 };
 
 mod context;
@@ -30,6 +31,7 @@ mod error;
 #[doc(hidden)]
 pub mod ffi;
 mod library;
+mod pinned;
 #[cfg(test)]
 mod tests;
 mod uuid;
@@ -58,6 +60,7 @@ pub struct CudaDriver {
     integrated: bool,
     context: Context,
     info: DriverInfo,
+    pins: Pins,
 }
 
 impl CudaDriver {
@@ -116,7 +119,7 @@ impl CudaDriver {
         info.check = CheckForm::Cheap;
         let integrated = cuda.attribute(device, ffi::CU_DEVICE_ATTRIBUTE_INTEGRATED).is_ok_and(|value| value != 0);
         let context = Context::retain(cuda, device)?;
-        Ok(Self { cuda, device, integrated, context, info })
+        Ok(Self { cuda, device, integrated, context, info, pins: Pins::new() })
     }
 
     /// The primary context (a `CUcontext`), for those who launch kernels. It stays valid while this driver lives.
@@ -157,28 +160,35 @@ impl CudaDriver {
         self.within(call, |_| work(vmm))
     }
 
-    /// Queues a copy or a fill on `stream`, or on the stream for those without one, and then waits for it.
+    /// Queues a copy or a fill on `stream`, or on the stream for those without one, and then waits for it. It is cut where
+    /// the host's side goes from one page-locked piece into the next, which the driver refuses.
     fn queue(
         &self,
         call: Call,
-        bytes: u64,
+        cuts: &Cuts,
         stream: Option<RawStream>,
-        work: impl FnOnce(&Core, usize, CUstream) -> CUresult,
+        work: impl Fn(&Core, u64, usize, CUstream) -> CUresult,
     ) -> DriverResult<()> {
         // Nothing to do is not worth a call, and not all of the driver's functions take zero.
-        if bytes == 0 {
+        if cuts.is_nothing() {
             return Ok(());
         }
         self.within(call, |core| {
             let target = stream.map_or(self.context.copies(), RawStream::as_raw);
-            check(work(core, size(bytes)?, target))?;
+            let mut from = 0;
+            let queued = cuts.ends().into_iter().try_for_each(|to| {
+                check(work(core, from, size(to - from)?, target))?;
+                from = to;
+                Ok(())
+            });
             // The functions that are called synchronous are not: a copy from pageable memory may still be on its way
-            // from the staging buffer when they return, and copies and fills on the device are not waited for at all.
-            if stream.is_none() {
-                // SAFETY: the stream is the context's own and alive.
+            // from the staging buffer when they return, and copies and fills on the device are not waited for at all. And
+            // where a piece failed, those before it are on their way to or from the caller's memory, on any stream.
+            if stream.is_none() || (queued.is_err() && from > 0) {
+                // SAFETY: the stream is the context's own and alive, or the caller vouches for it.
                 check(unsafe { (core.cuStreamSynchronize)(target) })?;
             }
-            Ok(())
+            queued
         })
     }
 
@@ -252,7 +262,8 @@ fn event_ptr(event: RawEvent) -> ffi::CUevent {
 
 // SAFETY: spans, blocks and mappings are the CUDA driver's own, which gives out addresses that overlap nothing else in
 // the process, keeps them until they are freed, and maps, unmaps and grants access exactly as asked or fails. The
-// memory is not host visible and is not said to be. The functions are C and do not unwind.
+// memory is not host visible and is not said to be; page-locked memory is the host's own, which the driver gets from the
+// kernel, zeroed or as this process left it. The functions are C and do not unwind.
 unsafe impl Driver for CudaDriver {
     fn info(&self) -> &DriverInfo {
         &self.info
@@ -422,31 +433,55 @@ unsafe impl Driver for CudaDriver {
         })
     }
 
+    unsafe fn pin(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
+        self.register(addr, bytes, flags)
+    }
+
+    unsafe fn unpin(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.unregister(addr, bytes)
+    }
+
+    fn allocate_pinned(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
+        self.host_alloc(bytes, flags)
+    }
+
+    unsafe fn free_pinned(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.host_free(addr, bytes)
+    }
+
+    unsafe fn pinned_device_ptr(&self, addr: u64) -> DriverResult<u64> {
+        self.device_pointer(addr)
+    }
+
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::CopyIn, bytes, stream, |core, bytes, stream| {
+        let cuts = self.pins.cuts(src.addr() as u64, bytes);
+        self.queue(Call::CopyIn, &cuts, stream, |core, at, bytes, stream| {
+            let from = src.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
-            unsafe { (core.cuMemcpyHtoDAsync_v2)(dst, src.cast(), bytes, stream) }
+            unsafe { (core.cuMemcpyHtoDAsync_v2)(dst + at, from, bytes, stream) }
         })
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::CopyOut, bytes, stream, |core, bytes, stream| {
+        let cuts = self.pins.cuts(dst.addr() as u64, bytes);
+        self.queue(Call::CopyOut, &cuts, stream, |core, at, bytes, stream| {
+            let to = dst.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
-            unsafe { (core.cuMemcpyDtoHAsync_v2)(dst.cast(), src, bytes, stream) }
+            unsafe { (core.cuMemcpyDtoHAsync_v2)(to, src + at, bytes, stream) }
         })
     }
 
     unsafe fn copy_within(&self, dst: u64, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
         // Onto itself there is nothing to copy, and the driver does not promise that it may.
         let bytes = if dst == src { 0 } else { bytes };
-        self.queue(Call::CopyWithin, bytes, stream, |core, bytes, stream| {
+        self.queue(Call::CopyWithin, &Cuts::whole(bytes), stream, |core, _, bytes, stream| {
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
             unsafe { (core.cuMemcpyDtoDAsync_v2)(dst, src, bytes, stream) }
         })
     }
 
     unsafe fn fill(&self, dst: u64, value: u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::Fill, bytes, stream, |core, bytes, stream| {
+        self.queue(Call::Fill, &Cuts::whole(bytes), stream, |core, _, bytes, stream| {
             // SAFETY: the caller vouches for the memory until it is filled, and for the stream.
             unsafe { (core.cuMemsetD8Async)(dst, value, bytes, stream) }
         })

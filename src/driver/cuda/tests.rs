@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 mod card;
+#[cfg(feature = "sim")]
+mod pinned;
 
 use super::*;
 use crate::driver::LoadError;

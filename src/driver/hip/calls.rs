@@ -4,29 +4,24 @@ use core::ffi::c_void;
 use core::ptr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use super::book::{HandlePtr, Reserved, Seen, pointer};
+use super::HipDriver;
+use super::book::{HandlePtr, Seen, pointer};
 use super::error::{Code, check};
-use super::ffi::{self, hipDeviceptr_t, hipError_t, hipMemAccessDesc, hipMemAllocationProp, hipMemLocation};
-use super::library::{Core, Vmm};
+use super::ffi::{self, hipDeviceptr_t, hipError_t, hipMemAllocationProp, hipMemLocation};
+use super::library::Core;
 use super::quirks::Quirk;
-use super::{HipDriver, held};
+use super::treated::renamed;
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
 use crate::driver::layout::Checked;
 use crate::driver::{
     Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
-    ProcessLimits, RawEvent, RawHandle, RawStream, Shareable,
+    PinFlags, RawEvent, RawHandle, RawStream, Shareable,
 };
 use crate::sys;
-use crate::sys::limits::ThisProcess;
-
-/// Entries of the memory map that other threads may be about to take.
-const NEARLY: u64 = 16;
-/// Files that a call opens for itself alone, and so needs beyond the one that stays.
-const NEARLY_FILES: u64 = 2;
 
 impl HipDriver {
-    const fn location(device: i32) -> hipMemLocation {
+    pub(super) const fn location(device: i32) -> hipMemLocation {
         hipMemLocation { type_: ffi::hipMemLocationTypeDevice, id: device }
     }
 
@@ -44,123 +39,8 @@ impl HipDriver {
     }
 
     /// Asks the book, and makes what it refuses an error of ours.
-    fn checked<T>(call: Call, checked: Checked<T>) -> DriverResult<T> {
+    pub(super) fn checked<T>(call: Call, checked: Checked<T>) -> DriverResult<T> {
         checked.map_err(|detail| DriverError::new(call, DriverErrorKind::Misuse).with_detail(detail))
-    }
-
-    /// Reserves `bytes`, with an alignment that the runtime may take or not.
-    fn reserve_raw(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<Reserved, Code> {
-        let (len, align) = (size(bytes)?, size(align)?);
-        let ask = || {
-            let mut addr = ptr::null_mut();
-            // SAFETY: the pointer is valid for the write; no address is asked for and there are no flags.
-            let result = check(unsafe { (vmm.hipMemAddressReserve)(&raw mut addr, len, align, ptr::null_mut(), 0) });
-            result.map(|()| Reserved { addr: addr.expose_provenance() as u64, bytes })
-        };
-        // It may be us who have the addresses.
-        ask().or_else(|code| if held::let_go_of_all() { ask() } else { Err(code) })
-    }
-
-    /// Frees what was reserved: the callers have seen to it that nothing is mapped there.
-    fn free_raw(&self, vmm: &Vmm, Reserved { addr, bytes }: Reserved) -> Result<(), Code> {
-        let len = size(bytes)?;
-        // SAFETY: the callers pass what the runtime reserved, once, with nothing mapped under it and nobody using it.
-        check(unsafe { (vmm.hipMemAddressFree)(pointer(addr), len) })?;
-        if self.rows.has(Quirk::LateRelease) {
-            held::hold(addr, bytes);
-        }
-        Ok(())
-    }
-
-    /// Reserves `bytes` at a multiple of `align`, a power of two, with more around them if it must be.
-    fn reserve_aligned(&self, vmm: &Vmm, bytes: u64, align: u64) -> Result<(u64, Reserved), Code> {
-        held::let_go_of_old();
-        let by_hand = self.rows.has(Quirk::AlignByHand);
-        let raw = self.reserve_raw(vmm, bytes, if by_hand { 0 } else { align })?;
-        if !by_hand || raw.addr.is_multiple_of(align) {
-            return Ok((raw.addr, raw));
-        }
-        if let Err(code) = self.free_raw(vmm, raw) {
-            tracing::warn!(device = %self.info.id(), %code, bytes, "the runtime keeps addresses that were not aligned");
-        }
-        let raw = self.reserve_raw(vmm, bytes.checked_add(align).ok_or(Code(ffi::hipErrorOutOfMemory))?, 0)?;
-        Ok((raw.addr.next_multiple_of(align), raw))
-    }
-
-    /// What the process has run out of, if it is not memory: a kind, and the figures.
-    fn other_shortage() -> Option<(DriverErrorKind, String)> {
-        if let Ok(files) = ThisProcess.open_files()
-            && files.held.saturating_add(NEARLY_FILES) >= files.soft
-        {
-            return Some((DriverErrorKind::OutOfFiles, format!("{} files open, limit {}", files.held, files.soft)));
-        }
-        let maps = ThisProcess.maps().ok().filter(|maps| maps.held.saturating_add(NEARLY) >= maps.limit)?;
-        Some((DriverErrorKind::OutOfMaps, format!("{} map entries held, limit {}", maps.held, maps.limit)))
-    }
-
-    /// What is behind `hipErrorOutOfMemory` from creating, which the runtime says of any failure.
-    fn look_into(&self, error: DriverError, bytes: u64) -> DriverError {
-        let asked = Bytes::new(bytes);
-        if error.kind() != DriverErrorKind::OutOfMemory || !self.rows.has(Quirk::AnyFailureIsOutOfMemory) {
-            return error.with_detail(format!("{asked} asked"));
-        }
-        if let Some((kind, figures)) = Self::other_shortage() {
-            return renamed(&error, kind).with_detail(format!("{asked} asked, {figures}"));
-        }
-        let free = self.memory().ok().map(|memory| Bytes::new(memory.free).to_string());
-        error.with_detail(format!("{asked} asked, {} free", free.as_deref().unwrap_or("an unknown amount")))
-    }
-
-    /// Grants `device` access to one mapping.
-    fn grant(vmm: &Vmm, device: i32, addr: u64, bytes: u64) -> Result<(), Code> {
-        let access = hipMemAccessDesc { location: Self::location(device), flags: ffi::hipMemAccessFlagsProtReadWrite };
-        let bytes = size(bytes)?;
-        // SAFETY: the callers have had it borne out by the book that this is one whole mapping; the pointer is valid for
-        // the read of the one description that is announced.
-        check(unsafe { (vmm.hipMemSetAccess)(pointer(addr), bytes, &raw const access, 1) })
-    }
-
-    /// What a refused access is about: the device, and what the map before it may have run out of.
-    fn not_granted(&self, vmm: &Vmm, error: DriverError, device: i32, addr: u64, bytes: u64) -> DriverError {
-        let whom = if device == self.device { String::new() } else { format!("for its peer, device {device}") };
-        match self.is_there(vmm, addr, bytes) {
-            Ok(false) => match Self::other_shortage() {
-                Some((kind, figures)) => renamed(&error, kind).with_detail(format!("nothing was mapped: {figures}")),
-                None => error.with_detail("nothing was mapped"),
-            },
-            _ if whom.is_empty() => error,
-            _ => error.with_detail(whom),
-        }
-    }
-
-    /// Asks the runtime whether a mapping that it said it had made is there, where it may not be. Returns whether it is.
-    fn is_there(&self, vmm: &Vmm, addr: u64, bytes: u64) -> DriverResult<bool> {
-        let known = Self::checked(Call::Unmap, self.book.lock().layout.exactly(addr, bytes).map(|mapped| mapped.seen))?;
-        if known != Seen::Unproven || !self.rows.has(Quirk::SilentMap) {
-            return Ok(known != Seen::Phantom);
-        }
-        let location = Self::location(self.device);
-        let there = self.within(Call::Unmap, |_| {
-            let mut flags = 0;
-            // SAFETY: both pointers are valid, one for the write of the flags, the other for the read of a location. Of
-            // an address where nothing is mapped the runtime says so.
-            match check(unsafe { (vmm.hipMemGetAccess)(&raw mut flags, &raw const location, pointer(addr)) }) {
-                Err(Code(ffi::hipErrorInvalidValue)) => {
-                    self.hip.forget_error();
-                    Ok(false)
-                }
-                other => other.map(|()| true),
-            }
-        })?;
-        if !there {
-            let kept = self.rows.has(Quirk::KeptReference);
-            tracing::debug!(device = %self.info.id(), addr, bytes, kept, "the runtime mapped nothing and said it had");
-            if !kept {
-                tracing::warn!(device = %self.info.id(), bytes, "the runtime may keep the memory of a map that failed");
-            }
-            self.book.lock().saw(addr, bytes, Seen::Phantom, kept);
-        }
-        Ok(there)
     }
 
     /// Queues a copy or a fill on `stream`, or on the stream for those without one, and then waits for it.
@@ -168,6 +48,7 @@ impl HipDriver {
         &self,
         call: Call,
         (dst, src): (u64, u64),
+        host: Option<u64>,
         bytes: u64,
         stream: Option<RawStream>,
         work: impl Fn(&Core, u64, usize, *mut c_void) -> hipError_t,
@@ -176,7 +57,13 @@ impl HipDriver {
         if bytes == 0 {
             return Ok(());
         }
-        let cuts = self.cuts(dst, src, bytes);
+        let mut cuts = self.cuts(dst, src, bytes);
+        if let Some(host) = host {
+            // Where the host's side goes from one page-locked piece into the next too: the runtime looks up the first.
+            cuts.extend(self.pins.cuts(host, bytes).ends());
+            cuts.sort_unstable();
+            cuts.dedup();
+        }
         self.within(call, |core| {
             let target = stream.map_or(self.copies.0, RawStream::as_raw);
             let mut from = 0;
@@ -185,9 +72,9 @@ impl HipDriver {
                 from = to;
                 Ok(())
             });
-            if stream.is_none() {
-                // Also where a piece failed: those before it are on their way to or from the caller's memory.
-                // SAFETY: the stream is this driver's own and alive.
+            // Where a piece failed, those before it are on their way to or from the caller's memory, on any stream.
+            if stream.is_none() || (queued.is_err() && from > 0) {
+                // SAFETY: the stream is this driver's own, or the caller vouches for it.
                 check(unsafe { (core.hipStreamSynchronize)(target) })?;
             }
             queued
@@ -212,14 +99,8 @@ impl HipDriver {
     }
 }
 
-/// The same error, of another kind.
-fn renamed(error: &DriverError, kind: DriverErrorKind) -> DriverError {
-    let code = Code(error.code().and_then(|code| hipError_t::try_from(code).ok()).unwrap_or_default());
-    DriverError::new(error.call(), kind).with_code(i64::from(code.0), code.name())
-}
-
 /// A size as the runtime takes it.
-fn size(bytes: u64) -> Result<usize, Code> {
+pub(super) fn size(bytes: u64) -> Result<usize, Code> {
     usize::try_from(bytes).map_err(|_| Code(ffi::hipErrorInvalidValue))
 }
 
@@ -231,7 +112,8 @@ fn event_ptr(event: RawEvent) -> ffi::hipEvent_t {
 // SAFETY: spans, blocks and mappings are the runtime's own, which gives out addresses that overlap nothing else in the
 // process and keeps them until they are freed. What is known of runtimes that report success without having done so is
 // treated by the rows, and what is not known is what the start-up check looks for. The memory is not host visible and is
-// not said to be. The functions are C and do not unwind.
+// not said to be; page-locked memory is the host's own, which the runtime gets from the kernel, zeroed or as this process
+// left it. The functions are C and do not unwind.
 unsafe impl Driver for HipDriver {
     fn info(&self) -> &DriverInfo {
         &self.info
@@ -474,8 +356,28 @@ unsafe impl Driver for HipDriver {
         freed.inspect_err(|_| self.book.lock().add_block(addr, bytes))
     }
 
+    unsafe fn pin(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
+        self.register(addr, bytes, flags)
+    }
+
+    unsafe fn unpin(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.unregister(addr, bytes)
+    }
+
+    fn allocate_pinned(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
+        self.host_alloc(bytes, flags)
+    }
+
+    unsafe fn free_pinned(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.host_free(addr, bytes)
+    }
+
+    unsafe fn pinned_device_ptr(&self, addr: u64) -> DriverResult<u64> {
+        self.device_pointer(addr)
+    }
+
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::CopyIn, (dst, dst), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::CopyIn, (dst, dst), Some(src.addr() as u64), bytes, stream, |core, at, bytes, stream| {
             // The offset is within the size, which fits a `usize`.
             let from = src.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
@@ -484,7 +386,7 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::CopyOut, (src, src), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::CopyOut, (src, src), Some(dst.addr() as u64), bytes, stream, |core, at, bytes, stream| {
             // The offset is within the size, which fits a `usize`.
             let to = dst.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
@@ -495,14 +397,14 @@ unsafe impl Driver for HipDriver {
     unsafe fn copy_within(&self, dst: u64, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
         // Onto itself there is nothing to copy, and the runtime does not promise that it may.
         let bytes = if dst == src { 0 } else { bytes };
-        self.queue(Call::CopyWithin, (dst, src), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::CopyWithin, (dst, src), None, bytes, stream, |core, at, bytes, stream| {
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
             unsafe { (core.hipMemcpyDtoDAsync)(pointer(dst + at), pointer(src + at), bytes, stream) }
         })
     }
 
     unsafe fn fill(&self, dst: u64, value: u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        self.queue(Call::Fill, (dst, dst), bytes, stream, |core, at, bytes, stream| {
+        self.queue(Call::Fill, (dst, dst), None, bytes, stream, |core, at, bytes, stream| {
             // SAFETY: the caller vouches for the memory until it is filled, and for the stream.
             unsafe { (core.hipMemsetD8Async)(pointer(dst + at), value, bytes, stream) }
         })

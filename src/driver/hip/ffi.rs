@@ -71,6 +71,17 @@ pub const hipStreamNonBlocking: u32 = 1;
 /// `hipEventDisableTiming`.
 pub const hipEventDisableTiming: u32 = 2;
 
+/// `hipHostMallocPortable`.
+pub const hipHostMallocPortable: u32 = 1;
+/// `hipHostMallocMapped`.
+pub const hipHostMallocMapped: u32 = 2;
+/// `hipHostMallocWriteCombined`.
+pub const hipHostMallocWriteCombined: u32 = 4;
+/// `hipHostRegisterPortable`.
+pub const hipHostRegisterPortable: u32 = 1;
+/// `hipHostRegisterMapped`.
+pub const hipHostRegisterMapped: u32 = 2;
+
 /// `hipMemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

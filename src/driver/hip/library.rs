@@ -89,12 +89,25 @@ symbol_table! {
     }
 }
 
+symbol_table! {
+    /// Page-locked host memory.
+    #[derive(Debug)]
+    pub(super) struct Pinned {
+        fn hipHostRegister(addr: *mut c_void, bytes: usize, flags: u32) -> hipError_t;
+        fn hipHostUnregister(addr: *mut c_void) -> hipError_t;
+        fn hipHostMalloc(addr: *mut *mut c_void, bytes: usize, flags: u32) -> hipError_t;
+        fn hipHostFree(addr: *mut c_void) -> hipError_t;
+        fn hipHostGetDevicePointer(device: *mut hipDeviceptr_t, addr: *mut c_void, flags: u32) -> hipError_t;
+    }
+}
+
 /// The runtime, started.
 #[derive(Debug)]
 pub(super) struct Hip {
     pub(super) library: SharedLibrary,
     pub(super) core: Core,
     pub(super) vmm: Result<Vmm, LoadError>,
+    pub(super) pinned: Result<Pinned, LoadError>,
     pub(super) version: HipVersion,
     /// The process that started it, the only one it works in.
     pub(super) process: u32,
@@ -117,13 +130,13 @@ impl Hip {
         // SAFETY: the names are those of the HIP runtime, or the one that whoever runs this process says is one.
         let library = unsafe { SharedLibrary::open(names) }.map_err(HipOpenError::Library)?;
         let core = Core::resolve(&library).map_err(HipOpenError::Library)?;
-        let vmm = Vmm::resolve(&library);
+        let (vmm, pinned) = (Vmm::resolve(&library), Pinned::resolve(&library));
         let mut raw = 0;
         // SAFETY: the pointer is valid for the write; this function works before the runtime is started.
         let result = unsafe { (core.hipRuntimeGetVersion)(&raw mut raw) };
         during_open("hipRuntimeGetVersion", result)?;
         let version = HipVersion::from_raw(raw.unsigned_abs());
-        let this = Self { library, core, vmm, version, process: std::process::id() };
+        let this = Self { library, core, vmm, pinned, version, process: std::process::id() };
         // SAFETY: zero is the only value of the flags; the call may be repeated, by us and by others, from any thread.
         let started = check(unsafe { (this.core.hipInit)(0) });
         started.map_err(|code| HipOpenError::of_init(this.describe(), code))?;

@@ -27,6 +27,7 @@ use std::path::PathBuf;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::driver::pins::Pins;
 use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
 use crate::sys::pci;
 
@@ -39,8 +40,10 @@ mod error;
 pub mod ffi;
 mod held;
 mod library;
+mod pinned;
 pub mod quirks;
 mod search;
+mod treated;
 mod version;
 
 use book::Book;
@@ -166,6 +169,7 @@ pub struct HipDriver {
     card: Option<pci::Card>,
     info: DriverInfo,
     book: Mutex<Book>,
+    pins: Pins,
 }
 
 /// This driver's own stream, for copies that the caller gave no stream for.
@@ -227,7 +231,8 @@ impl HipDriver {
         info.known_faults = rows.rows().map(|row| KnownFault::new(row.what, row.treatment)).collect();
         let integrated = hip.attribute(device, ffi::hipDeviceAttributeIntegrated).is_ok_and(|value| value != 0);
         let copies = copy_stream(hip, device)?;
-        Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book: Mutex::new(Book::new()) })
+        let (book, pins) = (Mutex::new(Book::new()), Pins::new());
+        Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book, pins })
     }
 
     /// The rows of the [table](quirks::TABLE) in force for this device.
@@ -333,9 +338,10 @@ impl Drop for HipDriver {
             return;
         }
         let [spans, handles, mappings, blocks] = self.book.get_mut().counts();
-        if [spans, handles, mappings, blocks] != [0; 4] {
+        let pinned = self.pins.len();
+        if [spans, handles, mappings, blocks, pinned] != [0; 5] {
             tracing::warn!(
-                device = %self.info.id(), spans, handles, mappings, blocks,
+                device = %self.info.id(), spans, handles, mappings, blocks, pinned,
                 "a HIP driver was closed while some of its memory was not given back"
             );
         }

@@ -50,14 +50,16 @@ use parking_lot::Mutex;
 
 use super::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind as Kind, DriverInfo, DriverResult,
-    Granularities, MemoryInfo, RawEvent, RawHandle, RawStream, Shareable,
+    Granularities, MemoryInfo, PinFlags, RawEvent, RawHandle, RawStream, Shareable,
 };
 use crate::bytes::Bytes;
+use crate::driver::pins::Pins;
 use crate::sys::map::{self, SpareEntry};
 use crate::sys::memory::Gauge;
 
 mod error;
 mod headroom;
+mod pinned;
 mod table;
 
 pub use error::HostError;
@@ -110,6 +112,7 @@ pub struct HostDriver {
     /// given up then, so that memory can be given back even at the limit. No chunk is mapped unless it is there.
     spare: Mutex<Option<SpareEntry>>,
     last_event: AtomicU64,
+    pins: Pins,
 }
 
 impl HostDriver {
@@ -156,6 +159,7 @@ impl HostDriver {
             table: Mutex::new(Table::new(granularity.get())),
             spare: Mutex::new(None),
             last_event: AtomicU64::new(0),
+            pins: Pins::new(),
         })
     }
 
@@ -233,6 +237,7 @@ impl fmt::Debug for HostDriver {
             .field("handles", &handles)
             .field("mappings", &mappings)
             .field("blocks", &blocks)
+            .field("pinned", &self.pins.len())
             .finish_non_exhaustive()
     }
 }
@@ -240,9 +245,10 @@ impl fmt::Debug for HostDriver {
 impl Drop for HostDriver {
     fn drop(&mut self) {
         let table = self.table.get_mut();
-        if !table.is_empty() {
+        let pinned = self.pins.len();
+        if !table.is_empty() || pinned > 0 {
             let [spans, handles, mappings, blocks] = table.counts();
-            tracing::warn!(spans, handles, mappings, blocks, "the host driver goes with things not given back");
+            tracing::warn!(spans, handles, mappings, blocks, pinned, "the host driver goes with things not given back");
         }
     }
 }
@@ -421,6 +427,26 @@ unsafe impl Driver for HostDriver {
                 Err(failed(Call::Free, &error, Bytes::new(pages)))
             }
         }
+    }
+
+    unsafe fn pin(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
+        self.lock_pages(addr, bytes, flags)
+    }
+
+    unsafe fn unpin(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.unlock_pages(addr, bytes)
+    }
+
+    fn allocate_pinned(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
+        self.allocate_locked(bytes, flags)
+    }
+
+    unsafe fn free_pinned(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.free_locked(addr, bytes)
+    }
+
+    unsafe fn pinned_device_ptr(&self, addr: u64) -> DriverResult<u64> {
+        self.locked_address(addr)
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, _: Option<RawStream>) -> DriverResult<()> {

@@ -155,6 +155,7 @@ impl State {
     /// Its host pointer, if it has one, is valid for the copy.
     unsafe fn work(&mut self, work: Work) -> Step<()> {
         match work {
+            Work::Touch { addr, bytes } if self.pinned.reaches(addr, bytes) => Ok(()),
             Work::Touch { addr, bytes } => self.resolve(addr, bytes).map(|_| ()),
             Work::Fill { dst, value, bytes } => self.write(dst, bytes, vec![Extent::Run { bytes, value }]),
             Work::CopyWithin { dst, src, bytes } => {

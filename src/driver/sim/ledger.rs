@@ -136,6 +136,10 @@ pub enum ViolationKind {
     UnknownSpan,
     /// An address was not that of a block.
     UnknownBlock,
+    /// Host memory was page-locked that was so already, in part at least.
+    AlreadyPinned,
+    /// Host memory is not page-locked, or not as one piece.
+    NotPinned,
     /// A span or block was freed that was freed before.
     DoubleFree,
     /// A span was freed with memory mapped under it.

@@ -41,8 +41,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::bytes::Bytes;
 
 use super::{
-    Call, ChunkProps, Driver, DriverInfo, DriverResult, Granularities, MapCount, MemoryInfo, OpenFiles, ProcessLimits,
-    RawEvent, RawHandle, RawStream,
+    Call, ChunkProps, Driver, DriverInfo, DriverResult, Granularities, MapCount, MemoryInfo, OpenFiles, PinFlags,
+    ProcessLimits, RawEvent, RawHandle, RawStream,
 };
 
 mod access;
@@ -50,6 +50,7 @@ mod ledger;
 mod memory;
 mod options;
 mod personality;
+mod pinned;
 mod report;
 mod space;
 mod state;
@@ -316,7 +317,8 @@ impl ProcessLimits for Limits {
 // SAFETY: `Space` hands out spans and blocks that do not overlap, from addresses that no program has, and takes them
 // back only when they are freed. `host_visible` is false whatever the options say, so nothing dereferences an address,
 // and what a personality gets wrong about mappings or a null span can at most make copies fail or give other
-// bytes: `copy_out` writes its whole length or fails. No foreign code is called.
+// bytes: `copy_out` writes its whole length or fails. Page-locked blocks are real memory of the program's allocator,
+// zeroed, which `pinned` frees once. No foreign code is called.
 unsafe impl Driver for SimDriver {
     fn info(&self) -> &DriverInfo {
         &self.shared.info
@@ -373,6 +375,26 @@ unsafe impl Driver for SimDriver {
 
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         self.call(Call::Free, Args::NONE.addr(addr).bytes(bytes), |state| state.free(addr, bytes))
+    }
+
+    unsafe fn pin(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
+        self.call(Call::Pin, Args::NONE.addr(addr).bytes(bytes), |state| state.pin(addr, bytes, flags))
+    }
+
+    unsafe fn unpin(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.call(Call::Unpin, Args::NONE.addr(addr).bytes(bytes), |state| state.unpin(addr, bytes))
+    }
+
+    fn allocate_pinned(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
+        self.call(Call::AllocatePinned, Args::NONE.bytes(bytes), |state| state.allocate_pinned(bytes, flags))
+    }
+
+    unsafe fn free_pinned(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.call(Call::FreePinned, Args::NONE.addr(addr).bytes(bytes), |state| state.free_pinned(addr, bytes))
+    }
+
+    unsafe fn pinned_device_ptr(&self, addr: u64) -> DriverResult<u64> {
+        self.call(Call::PinnedDevicePtr, Args::NONE.addr(addr), |state| state.pinned_device_ptr(addr))
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {

@@ -22,6 +22,10 @@ pub struct Figures {
     pub blocks: u64,
     /// Bytes in blocks.
     pub allocated: Bytes,
+    /// Pieces of page-locked host memory, registered or allocated.
+    pub pins: u64,
+    /// Bytes in them.
+    pub pinned: Bytes,
     /// Bytes in chunks: those with a handle, and those that are still mapped after their release.
     pub chunks: Bytes,
     /// Bytes that were released but, by its personality, not returned.
@@ -49,6 +53,8 @@ impl Figures {
             reserved: sum(&mut state.spans.values().copied()),
             blocks: state.blocks.len() as u64,
             allocated: sum(&mut state.blocks.values().map(|block| block.bytes)),
+            pins: state.pinned.len(),
+            pinned: Bytes::new(state.pinned.bytes()),
             chunks: sum(&mut state.chunks.values().map(|chunk| chunk.bytes)),
             withheld: sum(&mut state.withheld.iter().map(|memory| memory.bytes)),
             events: state.streams.events() as u64,
@@ -80,6 +86,7 @@ pub(super) fn check_clean(state: &State) -> Result<(), String> {
             (left.mappings, "mapping", left.mapped),
             (left.spans, "span", left.reserved),
             (left.blocks, "block", left.allocated),
+            (left.pins, "pin", left.pinned),
             (left.events, "event", Bytes::ZERO),
             (left.pending, "piece of pending work", Bytes::ZERO),
         ];

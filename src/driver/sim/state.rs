@@ -11,6 +11,7 @@ use super::ledger::{Args, Entry, Gives, Ledger, Outcome, ViolationKind};
 use super::memory::Sparse;
 use super::options::SimOptions;
 use super::personality::Habits;
+use super::pinned::Pinned;
 use super::space::Space;
 use super::streams::Streams;
 
@@ -30,7 +31,7 @@ pub(super) fn broken<T>(kind: ViolationKind, detail: String) -> Step<T> {
     Err(Stop::Broken(kind, detail))
 }
 
-fn fails<T>(kind: DriverErrorKind, code: (i64, &'static str), detail: String) -> Step<T> {
+pub(super) fn fails<T>(kind: DriverErrorKind, code: (i64, &'static str), detail: String) -> Step<T> {
     Err(Stop::Fails(kind, Some(code), detail))
 }
 
@@ -86,6 +87,7 @@ pub(super) struct State {
     pub(super) contents: BTreeMap<u64, Sparse>,
     pub(super) stale: Stale,
     pub(super) withheld: Vec<Withheld>,
+    pub(super) pinned: Pinned,
     next_handle: u64,
     freed: VecDeque<u64>,
     /// Memory taken by chunks, blocks and what is withheld.
@@ -115,6 +117,7 @@ impl State {
             contents: BTreeMap::new(),
             stale: Stale::default(),
             withheld: Vec::new(),
+            pinned: Pinned::default(),
             next_handle: 1,
             freed: VecDeque::new(),
             used: 0,
@@ -495,7 +498,7 @@ impl State {
     }
 
     /// Loses the device, as a real one is lost, when work is pending on memory that goes. The call itself succeeds.
-    fn check_idle(&mut self, call: Call, addr: u64, bytes: u64) {
+    pub(super) fn check_idle(&mut self, call: Call, addr: u64, bytes: u64) {
         if self.streams.touch(addr, bytes) {
             let detail = format!("work is pending that touches {bytes:#x} bytes at {addr:#x}");
             self.ledger.violation(call, ViolationKind::UnderRunningWork, detail);

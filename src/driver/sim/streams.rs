@@ -51,6 +51,17 @@ impl Work {
         }
     }
 
+    /// Whether it touches `[addr, addr + bytes)` of the host's memory.
+    fn touches_host(&self, addr: u64, bytes: u64) -> bool {
+        let (Self::CopyIn { src: HostPtr(at), bytes: len, .. } | Self::CopyOut { dst: HostPtr(at), bytes: len, .. }) =
+            *self
+        else {
+            return false;
+        };
+        let at = at.addr() as u64;
+        at < addr.saturating_add(bytes) && addr < at.saturating_add(len)
+    }
+
     /// Whether it touches `[addr, addr + bytes)` on the device.
     fn touches(&self, addr: u64, bytes: u64) -> bool {
         let hits = |start: u64| start < addr.saturating_add(bytes) && addr < start.saturating_add(self.bytes());
@@ -157,6 +168,11 @@ impl Streams {
     /// Whether pending work touches `[addr, addr + bytes)`.
     pub(super) fn touch(&self, addr: u64, bytes: u64) -> bool {
         self.streams.values().flat_map(|stream| &stream.pending).any(|work| work.touches(addr, bytes))
+    }
+
+    /// Whether a pending copy touches `[addr, addr + bytes)` of the host's memory.
+    pub(super) fn touch_host(&self, addr: u64, bytes: u64) -> bool {
+        self.streams.values().flat_map(|stream| &stream.pending).any(|work| work.touches_host(addr, bytes))
     }
 
     pub(super) fn capture(&mut self, stream: usize, on: bool) {

@@ -32,6 +32,7 @@ pub(crate) mod code {
     pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
     pub(crate) const CAPTURE_IMPLICIT: u32 = 906;
     pub(crate) const CAPTURED_EVENT: u32 = 907;
+    pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
     pub(crate) const UNKNOWN: u32 = 999;
 }
 

@@ -97,6 +97,18 @@ pub unsafe extern "C" fn fake_amdhip_calls(name: *const c_char) -> u64 {
     Runtime::get().calls(unsafe { function_name(name) })
 }
 
+/// How many pieces of page-locked memory there are.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_amdhip_pins() -> u64 {
+    Runtime::get().look(|state| state.table.pins.len() as u64)
+}
+
+/// How often page-locking was begun again because a page was not there.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_amdhip_pin_retries() -> u64 {
+    Runtime::get().look(|state| state.table.pin_retries)
+}
+
 /// The device that the memory at an address lies on, or -1 where there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_amdhip_device_of(addr: *const c_void) -> i32 {

@@ -14,11 +14,11 @@ use crate::table::{Piece, Reach, Trouble};
 const BLOCK: usize = 1 << 20;
 
 impl Call<'_> {
-    fn reach(&self, device: usize, write: bool, foreign_blocks: bool) -> Reach {
+    pub(crate) fn reach(&self, device: usize, write: bool, foreign_blocks: bool) -> Reach {
         Reach { device, write, foreign_blocks, one_mapping: self.config.rules.copy_within_one_mapping }
     }
 
-    fn pieces(&self, by: &str, addr: usize, len: usize, reach: Reach) -> Result<Vec<Piece<'_>>, u32> {
+    pub(crate) fn pieces(&self, by: &str, addr: usize, len: usize, reach: Reach) -> Result<Vec<Piece<'_>>, u32> {
         let trouble = match self.state.table.pieces(&self.state.memory, addr, len, reach) {
             Ok(pieces) => return Ok(pieces),
             Err(trouble) => trouble,
@@ -37,7 +37,7 @@ impl Call<'_> {
     }
 
     /// The same once more when the turn has come: what was right when it was queued must still be.
-    fn pieces_now(&self, by: &str, addr: usize, len: usize, reach: Reach) -> Vec<Piece<'_>> {
+    pub(crate) fn pieces_now(&self, by: &str, addr: usize, len: usize, reach: Reach) -> Vec<Piece<'_>> {
         match self.pieces(by, addr, len, reach) {
             Ok(pieces) => pieces,
             Err(_) => misuse(by, format_args!("{len} bytes at {addr:#x} were one mapping and are not any more")),
@@ -70,6 +70,7 @@ impl Call<'_> {
             return Err(code::INVALID_VALUE);
         }
         self.refuse_device_address(host, len);
+        self.is_pinned(host, len)?;
         self.pieces(self.name, from, len, self.reach(self.thread.device, false, true))?;
         self.queue(id, Work::Download { from, len, host })
     }
@@ -106,6 +107,7 @@ impl Call<'_> {
     pub(crate) fn perform(&self, device: usize, by: &'static str, work: Work) {
         match work {
             Work::Upload { to, data } => self.write(device, by, to, &data, true),
+            Work::Fetch { to, host, len } => self.write_from_host(by, to, len, host, self.reach(device, true, true)),
             Work::Download { from, len, host } => self.read_into_host(device, by, from, len, host),
             Work::Copy { to, from, len } => {
                 let mut block = vec![0; len.min(BLOCK)];

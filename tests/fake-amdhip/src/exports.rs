@@ -122,12 +122,41 @@ exports! {
     /// Frees a block.
     hipFree(block: hipDeviceptr_t): Usual = |call| call.free(block.addr());
 
-    /// Copies from pageable host memory, which the caller has back when this returns.
+    /// Page-locks host memory.
+    hipHostRegister(at: *mut c_void, size: usize, flags: u32): Usual = |call| {
+        call.host_register(at.expose_provenance(), size, flags)
+    };
+
+    /// Lets go of it.
+    hipHostUnregister(at: *mut c_void): Usual = |call| call.host_unregister(at.addr());
+
+    /// Allocates page-locked host memory.
+    hipHostMalloc(at: Out<*mut c_void>, size: usize, flags: u32): Usual = |call| {
+        at.wanted()?;
+        at.set(core::ptr::with_exposed_provenance_mut(call.host_malloc(size, flags)?));
+        Ok(())
+    };
+
+    /// Frees it.
+    hipHostFree(at: *mut c_void): Usual = |call| call.host_free(at.addr());
+
+    /// Where devices see it.
+    hipHostGetDevicePointer(device: Out<hipDeviceptr_t>, at: *mut c_void, flags: u32): Usual = |call| {
+        device.wanted()?;
+        device.set(opaque(call.host_device_pointer(at.addr(), flags)? as u64));
+        Ok(())
+    };
+
+    /// Copies from the host: from pageable memory, which the caller has back when this returns, or from page-locked
+    /// memory, which it has back when the copy is done.
     hipMemcpyHtoDAsync(to: hipDeviceptr_t, from: *const c_void, size: usize, stream: hipStream_t): Usual = |call| {
         if size == 0 {
             return Ok(());
         }
         call.refuse_device_address(from.addr(), size);
+        if call.is_pinned(from.addr(), size)? {
+            return call.fetch(to.addr(), from.expose_provenance(), size, stream.addr() as u64);
+        }
         // SAFETY: the contract of this function: `from` is null or `size` bytes can be read there.
         let data = unsafe { host_bytes(from, size) }?;
         call.upload(to.addr(), data, stream.addr() as u64)

@@ -16,6 +16,8 @@
 //! | `FAKE_AMDHIP_MEMORY_MIB` | memory of each | 32624 |
 //! | `FAKE_AMDHIP_GRAPHICS_MIB` | how much of it is in use by what draws: `hipMemGetInfo` calls it free, and it cannot be had | 0 |
 //! | `FAKE_AMDHIP_GFX` | the compiler's name of the devices | `gfx942:sramecc+:xnack-`, or the personality's |
+//! | `FAKE_AMDHIP_DISTURBED` | how often the kernel begins each 2 GiB step of page-locking again, with a millisecond between, where a page is not there yet | 0 |
+//! | `FAKE_AMDHIP_PIN_OFFSET` | how far from the host's address the devices see page-locked memory | 0 |
 //! | `FAKE_AMDHIP_PCI` | PCI bus of device 0, decimal or `0x`; device n is n further | 3 |
 //!
 //! # Personalities
@@ -51,6 +53,8 @@
 //! * Unmapping or freeing memory that queued work will use.
 //! * Copies and fills where nothing is mapped or the device has no access; a copy onto itself; a host pointer that is device
 //!   memory, or to memory that is gone when a copy writes it.
+//! * Unregistering or freeing page-locked memory that is none, came the other way, has been unmapped meanwhile, or that
+//!   queued work will use.
 //! * A call of virtual memory management while another thread is inside one.
 //! * Any call in a forked child of a process that has used the runtime.
 //! * A descriptor where `hipMemImportFromShareableHandle` takes a pointer to one.
@@ -59,7 +63,8 @@
 //!
 //! Work waits in its stream until something waits for it: for the stream, the device, or an event behind it. A question about
 //! an event does one piece of work and then answers. Copies from the host take the bytes at once, as from pageable memory;
-//! copies to the host write when their turn comes. The null stream waits for streams with flags 0 and they for it. What a
+//! from page-locked memory when their turn comes, and copies to the host write then. A copy whose host side is page-locked
+//! in part, or in two pieces, returns 1. The null stream waits for streams with flags 0 and they for it. What a
 //! destroyed stream still had to do is done when the device or an event is waited for.
 //!
 //! Of captures there is as much as tells what was called during one: virtual memory management and `hipDeviceSynchronize`
@@ -73,8 +78,8 @@
 //!
 //! # Asking the stand-in itself
 //!
-//! [`fake_amdhip_figures`], [`fake_amdhip_calls`], [`fake_amdhip_device_of`], [`fake_amdhip_fail_map`] and
-//! [`fake_amdhip_fail_call`] are for tests that open the same file.
+//! [`fake_amdhip_figures`], [`fake_amdhip_calls`], [`fake_amdhip_device_of`], [`fake_amdhip_fail_map`],
+//! [`fake_amdhip_fail_call`], [`fake_amdhip_pins`] and [`fake_amdhip_pin_retries`] are for tests that open the same file.
 
 mod abi;
 mod blocks;
@@ -86,6 +91,7 @@ mod exports;
 mod memory;
 mod misuse;
 mod personality;
+mod pinned;
 mod pointers;
 mod runtime;
 mod space;

@@ -129,6 +129,10 @@ pub(crate) struct Config {
     pub(crate) gfx: String,
     /// PCI bus of device 0.
     pub(crate) bus: u32,
+    /// How often page-locking memory that is not there is begun again.
+    pub(crate) disturbed: u64,
+    /// How far from the host's address devices see page-locked memory.
+    pub(crate) pin_offset: u64,
 }
 
 impl Config {
@@ -173,6 +177,8 @@ impl Config {
             graphics: mib("FAKE_AMDHIP_GRAPHICS_MIB", 0)?,
             gfx: var("FAKE_AMDHIP_GFX").unwrap_or_else(|| rules.gfx.to_owned()),
             bus,
+            disturbed: number("FAKE_AMDHIP_DISTURBED", 0)?,
+            pin_offset: number("FAKE_AMDHIP_PIN_OFFSET", 0)?,
         })
     }
 

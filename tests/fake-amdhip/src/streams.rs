@@ -15,6 +15,8 @@ const NULL_STREAMS: u64 = 2;
 pub(crate) enum Work {
     /// Host to device; the bytes were taken when it was queued.
     Upload { to: usize, data: Vec<u8> },
+    /// Host to device, from page-locked memory.
+    Fetch { to: usize, host: usize, len: usize },
     /// Device to host.
     Download { from: usize, len: usize, host: usize },
     /// Device to device.
@@ -30,10 +32,20 @@ impl Work {
         let meets = |at: usize, len: usize| at < addr + size && addr < at + len;
         match self {
             Self::Upload { to, data } => meets(*to, data.len()),
+            Self::Fetch { to, len, .. } => meets(*to, *len),
             Self::Download { from, len, .. } => meets(*from, *len),
             Self::Copy { to, from, len } => meets(*to, *len) || meets(*from, *len),
             Self::Fill { to, len, .. } => meets(*to, *len),
             Self::Record { .. } => false,
+        }
+    }
+
+    fn touches_host(&self, addr: usize, size: usize) -> bool {
+        match self {
+            Self::Fetch { host, len, .. } | Self::Download { host, len, .. } => {
+                *host < addr + size && addr < *host + *len
+            }
+            _ => false,
         }
     }
 }
@@ -97,6 +109,12 @@ impl Streams {
     pub(crate) fn touching(&self, addr: usize, size: usize) -> Option<&'static str> {
         let mut ops = self.streams.values().flat_map(|stream| &stream.queue);
         ops.find(|op| op.work.touches(addr, size)).map(|op| op.by)
+    }
+
+    /// Which function queued work that is not done and uses the host's memory in the range.
+    pub(crate) fn touching_host(&self, addr: usize, size: usize) -> Option<&'static str> {
+        let mut ops = self.streams.values().flat_map(|stream| &stream.queue);
+        ops.find(|op| op.work.touches_host(addr, size)).map(|op| op.by)
     }
 
     /// Streams that a caller made and has, and events.

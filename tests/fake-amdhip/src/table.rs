@@ -5,6 +5,7 @@ use std::fs::File;
 use std::time::Instant;
 
 use crate::memory::{Memory, NOTHING_AT, Store};
+use crate::pinned::Pin;
 
 /// A handle to physical memory.
 #[derive(Debug)]
@@ -94,6 +95,10 @@ pub(crate) struct Table {
     pub(crate) spans: BTreeMap<usize, Span>,
     pub(crate) mappings: BTreeMap<usize, Mapping>,
     pub(crate) blocks: BTreeMap<usize, Block>,
+    /// Page-locked memory of the host.
+    pub(crate) pins: BTreeMap<usize, Pin>,
+    /// How often page-locking was begun again.
+    pub(crate) pin_retries: u64,
 }
 
 impl Table {

@@ -2,6 +2,7 @@
 
 mod life;
 mod misuse;
+mod pinned;
 mod returns;
 mod sharing;
 mod streams;

@@ -1,0 +1,193 @@
+//! The host memory that a driver has page-locked: so that no wrong call gets to it, and to cut copies at the borders.
+//!
+//! A copy whose host side reaches from one page-locked piece into the next fails on CUDA (`INVALID_VALUE`, seen on an
+//! H200), although every byte of it is locked. So whatever is copied here goes up to a border at a time.
+
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::collections::BTreeMap;
+
+use parking_lot::RwLock;
+
+use super::layout::Checked;
+
+/// All page-locking is by pages of at least this size.
+const PAGE: u64 = 4096;
+
+/// How a piece came to be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It was there, and was registered.
+    Registered,
+    /// The driver allocated it.
+    Allocated,
+}
+
+/// Page-locked pieces by address.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    /// How many there are, so that copies look no further where there is none.
+    count: AtomicUsize,
+    pieces: RwLock<BTreeMap<u64, (u64, Origin)>>,
+}
+
+impl Pins {
+    pub(crate) const fn new() -> Self {
+        Self { count: AtomicUsize::new(0), pieces: RwLock::new(BTreeMap::new()) }
+    }
+
+    /// Notes a piece, unless it is no whole pages or part of it is locked already. Where the driver then refuses,
+    /// [`remove`](Self::remove) takes it back.
+    pub(crate) fn add(&self, addr: u64, bytes: u64, origin: Origin) -> Checked<()> {
+        if bytes == 0 || !addr.is_multiple_of(PAGE) || (origin == Origin::Registered && !bytes.is_multiple_of(PAGE)) {
+            return Err(format!("{bytes} bytes at {addr:#x} are no whole pages"));
+        }
+        let Some(end) = addr.checked_add(bytes) else { return Err(format!("{bytes} bytes at {addr:#x} wrap round")) };
+        let mut pieces = self.pieces.write();
+        if let Some((at, (size, _))) = pieces.range(..end).next_back().filter(|(at, (size, _))| **at + size > addr) {
+            return Err(format!("{bytes} bytes at {addr:#x} meet the {size} at {at:#x} that are locked already"));
+        }
+        pieces.insert(addr, (bytes, origin));
+        self.count.store(pieces.len(), Relaxed);
+        Ok(())
+    }
+
+    /// Takes a piece out. Before it is unlocked, since another thread may lock the same addresses right after.
+    pub(crate) fn remove(&self, addr: u64, bytes: u64, origin: Origin) -> Checked<()> {
+        let mut pieces = self.pieces.write();
+        match pieces.get(&addr) {
+            Some(&(size, as_what)) if size == bytes && as_what == origin => {
+                pieces.remove(&addr);
+                self.count.store(pieces.len(), Relaxed);
+                Ok(())
+            }
+            Some((size, as_what)) => Err(format!("what is locked at {addr:#x} are {size} bytes, {as_what:?}")),
+            None => Err(format!("nothing that is locked starts at {addr:#x}")),
+        }
+    }
+
+    /// Puts back what was taken out for a call that failed.
+    pub(crate) fn restore(&self, addr: u64, bytes: u64, origin: Origin) {
+        let mut pieces = self.pieces.write();
+        pieces.insert(addr, (bytes, origin));
+        self.count.store(pieces.len(), Relaxed);
+    }
+
+    /// How many pieces there are.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// The piece that an address lies in.
+    pub(crate) fn holding(&self, addr: u64) -> Option<(u64, u64)> {
+        let pieces = self.pieces.read();
+        let (&at, &(bytes, _)) = pieces.range(..=addr).next_back()?;
+        (addr - at < bytes).then_some((at, bytes))
+    }
+
+    /// The offsets at which a copy of `bytes` from or to the host at `addr` has to be cut, the last of them `bytes`.
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    pub(crate) fn cuts(&self, addr: u64, bytes: u64) -> Cuts {
+        if self.len() == 0 || bytes == 0 {
+            return Cuts::whole(bytes);
+        }
+        let pieces = self.pieces.read();
+        let end = addr.saturating_add(bytes);
+        let first = pieces.range(..=addr).next_back().filter(|(at, (size, _))| **at + size > addr);
+        let mut inner = Vec::new();
+        for (&at, &(size, _)) in first.into_iter().chain(pieces.range(addr.saturating_add(1)..end)) {
+            // Neighbours share a border.
+            for border in [at, at + size] {
+                if border > addr && border < end && inner.last() != Some(&(border - addr)) {
+                    inner.push(border - addr);
+                }
+            }
+        }
+        Cuts { inner, bytes }
+    }
+}
+
+/// Where to cut. Most copies are cut nowhere, and then nothing was allocated for it.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cuts {
+    inner: Vec<u64>,
+    bytes: u64,
+}
+
+#[cfg(any(feature = "cuda", feature = "hip"))]
+impl Cuts {
+    pub(crate) const fn whole(bytes: u64) -> Self {
+        Self { inner: Vec::new(), bytes }
+    }
+
+    /// Whether there is nothing to copy.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn is_nothing(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The ends of the parts, in order.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = u64> + '_ {
+        self.inner.iter().copied().chain([self.bytes])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: u64 = PAGE;
+
+    fn pins(pieces: &[(u64, u64)]) -> Pins {
+        let pins = Pins::new();
+        for &(addr, bytes) in pieces {
+            pins.add(addr, bytes, Origin::Registered).unwrap();
+        }
+        pins
+    }
+
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    fn ends(pins: &Pins, addr: u64, bytes: u64) -> Vec<u64> {
+        pins.cuts(addr, bytes).ends().collect()
+    }
+
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    #[test]
+    fn copies_are_cut_at_every_border_and_nowhere_else() {
+        assert_eq!(ends(&Pins::new(), P, 100), [100]);
+        // Two neighbours, a gap of a page, one more.
+        let pins = pins(&[(2 * P, P), (3 * P, 2 * P), (6 * P, P)]);
+        assert_eq!(ends(&pins, 2 * P, P), [P], "a whole piece");
+        assert_eq!(ends(&pins, 2 * P + 5, P - 5), [P - 5]);
+        assert_eq!(ends(&pins, 2 * P + 5, P), [P - 5, P], "one byte over the border has to be cut");
+        assert_eq!(ends(&pins, 2 * P, 3 * P), [P, 3 * P]);
+        assert_eq!(ends(&pins, P, 7 * P), [P, 2 * P, 4 * P, 5 * P, 6 * P, 7 * P], "into, over and out of them");
+        assert_eq!(ends(&pins, 5 * P, P), [P], "a gap");
+        assert_eq!(ends(&pins, 8 * P, P), [P]);
+        assert_eq!(ends(&pins, 2 * P, 0), [0]);
+    }
+
+    #[test]
+    fn what_is_locked_is_not_locked_again_and_goes_as_it_came() {
+        let pins = pins(&[(4 * P, 2 * P)]);
+        for (addr, bytes) in [(4 * P, P), (5 * P, P), (5 * P, 9 * P), (3 * P, 2 * P), (P, 100 * P), (4 * P, 2 * P)] {
+            let refused = pins.add(addr, bytes, Origin::Registered).unwrap_err();
+            assert!(refused.contains("locked already"), "{refused}");
+        }
+        for (addr, bytes) in [(P + 1, P), (P, P + 1), (P, 0), (u64::MAX - P + 1, 2 * P)] {
+            pins.add(addr, bytes, Origin::Registered).unwrap_err();
+        }
+        pins.add(3 * P, P, Origin::Registered).unwrap();
+        pins.add(6 * P, 7, Origin::Allocated).unwrap();
+        assert_eq!(pins.len(), 3);
+        assert_eq!((pins.holding(5 * P + 9), pins.holding(6 * P + 7)), (Some((4 * P, 2 * P)), None));
+
+        assert!(pins.remove(4 * P, P, Origin::Registered).unwrap_err().contains("8192 bytes"));
+        assert!(pins.remove(6 * P, 7, Origin::Registered).unwrap_err().contains("Allocated"));
+        assert!(pins.remove(5 * P, P, Origin::Registered).unwrap_err().contains("nothing"));
+        pins.remove(4 * P, 2 * P, Origin::Registered).unwrap();
+        assert_eq!(pins.len(), 2);
+        pins.restore(4 * P, 2 * P, Origin::Registered);
+        assert_eq!(pins.holding(4 * P), Some((4 * P, 2 * P)));
+    }
+}

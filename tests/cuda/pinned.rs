@@ -1,0 +1,95 @@
+//! Page-locked memory and the card: kernels on it, copies from and to it, and what dropping it waits for.
+
+use std::sync::Arc;
+
+use growspan::driver::Call;
+use growspan::driver::cuda::CudaDriver;
+use growspan::driver::fault::{FaultPlan, Faulty};
+use growspan::pinned::{PinStrategy, PinnedBuffer};
+use growspan::{Bytes, Device, DeviceOptions, GrowableBuffer, Quiesce};
+
+use crate::gpu::{Cell, Stream, gpu, value};
+use crate::world::MIB;
+
+fn card() -> Device {
+    let _ = gpu();
+    DeviceOptions::new().cuda(0).unwrap()
+}
+
+/// The card writes over the borders of pieces, the host sees it, and the copies that a driver would refuse are cut.
+pub(crate) fn kernels_and_copies_cross_the_borders_of_pieces() {
+    let device = card();
+    let stream = Stream::new();
+    let mut buffer = PinnedBuffer::<u32>::builder(&device).max_len(64 * MIB).build().unwrap();
+    for words in [3 * MIB, 20 * MIB, 20 * MIB + 5, 32 * MIB] {
+        let timing = buffer.grow_to(words).unwrap();
+        println!("{timing}");
+        let address = buffer.device_ptr().expect("one run of addresses on the card");
+        gpu().stamp(&stream, address, words, words as u32);
+        stream.wait();
+        let wrong = buffer.iter().enumerate().position(|(at, word)| *word != value(at, words as u32));
+        assert_eq!(wrong, None);
+    }
+    assert!(buffer.borders().count() >= 2);
+    let mut there = GrowableBuffer::<u32>::builder(&device).max_len(64 * MIB).build().unwrap();
+    there.append(&buffer).unwrap();
+    let bad = Cell::new();
+    gpu().check(&stream, there.device_ptr(), buffer.len(), 32 * MIB as u32, &bad);
+    stream.wait();
+    bad.assert_none_bad("copied over borders");
+    let mut back = PinnedBuffer::<u32>::builder(&device).max_len(64 * MIB).piece(Bytes::mib(6)).build().unwrap();
+    back.grow_to(buffer.len()).unwrap();
+    there.copy_out(0, &mut back).unwrap();
+    assert!(*back == *buffer);
+    // On a stream too.
+    back.fill(0);
+    unsafe { there.copy_out_on(0, &mut back, stream.for_growspan()) }.unwrap();
+    stream.wait();
+    assert!(*back == *buffer);
+    back.shrink_exact(MIB + 7, Quiesce::Device).unwrap();
+    assert!(back[..] == buffer[..MIB + 7]);
+}
+
+/// A kernel that runs for a while and then writes finds the memory there.
+pub(crate) fn page_locked_memory_outlives_the_work_on_it() {
+    let device = card();
+    for strategy in [PinStrategy::Pieces, PinStrategy::Driver] {
+        for form in ["drop", "close", "shrink"] {
+            let stream = Stream::new();
+            let mut buffer = PinnedBuffer::<u32>::builder(&device).max_len(MIB).strategy(strategy).build().unwrap();
+            buffer.grow_to(MIB).unwrap();
+            buffer.fill(0);
+            let done = Cell::new();
+            gpu().spin(&stream, buffer.device_ptr().unwrap(), MIB, 50_000_000, &done);
+            match form {
+                "drop" => drop(buffer),
+                "close" => buffer.close().unwrap(),
+                _ => buffer.shrink_to(0, Quiesce::Stream(stream.for_growspan())).unwrap(),
+            }
+            assert!(!stream.is_busy(), "{form} waits");
+            assert_eq!(gpu().sync(), 0, "the context is whole");
+        }
+    }
+}
+
+/// Failures in piece k on the card's own driver give back the others.
+pub(crate) fn a_failed_growth_gives_its_pieces_back() {
+    let _ = gpu();
+    let faulty = Faulty::new(Arc::new(CudaDriver::open(0).unwrap()), FaultPlan::count());
+    let control = faulty.control();
+    let device = Device::from_driver(Arc::new(faulty)).unwrap();
+    let mut buffer = PinnedBuffer::<u8>::builder(&device).max_len(64 * MIB).piece(Bytes::mib(4)).build().unwrap();
+    buffer.grow_to(8 * MIB).unwrap();
+    buffer.fill(3);
+    for call in [Call::Pin, Call::PinnedDevicePtr] {
+        for k in 1..=5 {
+            control.arm(FaultPlan::nth(k).of(call));
+            buffer.grow_to(28 * MIB).unwrap_err();
+            assert!(control.struck() && buffer.capacity() == 8 * MIB);
+        }
+    }
+    control.disarm();
+    buffer.grow_to(28 * MIB).unwrap();
+    assert!(buffer[..8 * MIB].iter().all(|byte| *byte == 3) && buffer[8 * MIB..].iter().all(|byte| *byte == 0));
+    buffer.close().unwrap();
+}
