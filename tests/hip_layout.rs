@@ -56,7 +56,12 @@ macro_rules! constants {
             hipStreamCaptureStatusNone = hipStreamCaptureStatus_hipStreamCaptureStatusNone;
             [defines]
             hipStreamNonBlocking = hipStreamNonBlocking,
-            hipEventDisableTiming = hipEventDisableTiming;
+            hipEventDisableTiming = hipEventDisableTiming,
+            hipHostMallocPortable = hipHostMallocPortable,
+            hipHostMallocMapped = hipHostMallocMapped,
+            hipHostMallocWriteCombined = hipHostMallocWriteCombined,
+            hipHostRegisterPortable = hipHostRegisterPortable,
+            hipHostRegisterMapped = hipHostRegisterMapped;
         }
     };
 }
