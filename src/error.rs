@@ -199,6 +199,19 @@ pub enum Error {
     DeviceLost(DriverError),
     /// A call from a forked child: device memory belongs to the parent.
     Forked,
+    /// What was to be mapped ahead in the background could not be. Said once, by the next growth that needs memory; the
+    /// buffer is as it was.
+    Ahead {
+        /// The chunk that was to be mapped.
+        asked: Bytes,
+        /// What went wrong.
+        source: Box<Error>,
+    },
+    /// The background thread could not be started.
+    NoThread {
+        /// What the system said.
+        why: String,
+    },
     /// Any other error of the driver.
     Driver(DriverError),
 }
@@ -215,6 +228,8 @@ pub struct OutOfMemory {
     pub pooled: Bytes,
     /// Bytes waiting to be unmapped.
     pub retiring: Bytes,
+    /// Bytes there for the growth of buffers to come, after they were asked for (those mapped are among the mapped).
+    pub ahead: Bytes,
     /// Bytes in chunks that this and other requests had taken already; this one has given its own back by now.
     pub in_hand: Bytes,
     /// Bytes that the driver would not take back.
@@ -229,8 +244,11 @@ pub struct OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked, mapped, pooled, retiring, in_hand, stranded, free, total, source } = self;
+        let Self { asked, mapped, pooled, retiring, ahead, in_hand, stranded, free, total, source } = self;
         write!(f, "out of memory: {asked} asked; mapped here {mapped}, pooled {pooled}, retiring {retiring}")?;
+        if !ahead.is_zero() {
+            write!(f, ", ahead of need {ahead}")?;
+        }
         if !in_hand.is_zero() {
             write!(f, ", taken on the way {in_hand}")?;
         }
@@ -258,6 +276,11 @@ pub struct Shortage {
 }
 
 impl Error {
+    /// Whether something has run out that others may give back.
+    pub(crate) const fn is_shortage(&self) -> bool {
+        matches!(self, Self::OutOfMemory(_) | Self::OutOfFiles(_) | Self::OutOfMaps(_))
+    }
+
     /// The error of an undo that failed after `first`.
     pub(crate) fn after(self, first: Self) -> Self {
         let then = match self {
@@ -379,6 +402,14 @@ impl fmt::Display for Error {
                 "called from a forked child process, where device memory belongs to the parent; open a device of its \
                  own after exec",
             ),
+            Self::Ahead { asked, source } => write!(
+                f,
+                "mapping {asked} ahead of need failed in the background: {source}; the buffer is as it was, grow it again to \
+                 map what it needs now"
+            ),
+            Self::NoThread { why } => {
+                write!(f, "the thread that maps ahead of need could not be started: {why}; the buffer grows without it")
+            }
             Self::Driver(error) => error.fmt(f),
         }
     }
@@ -390,6 +421,7 @@ impl core::error::Error for Error {
             Self::Reserve { source, .. } | Self::NotReturned { source, .. } => Some(source),
             Self::OutOfMemory(figures) => Some(&figures.source),
             Self::Rollback { first, .. } => Some(first),
+            Self::Ahead { source, .. } => Some(source),
             Self::DeviceLost(error) | Self::Driver(error) => Some(error),
             Self::Host(error) => Some(error),
             _ => None,

@@ -1,6 +1,7 @@
 #![cfg_attr(any(feature = "sim", not(doctest)), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod background;
 pub mod backing;
 mod budget;
 mod buffer;
@@ -13,10 +14,12 @@ mod pool;
 mod quiesce;
 mod range;
 mod stats;
+mod sync;
 pub mod sys;
 pub mod verdict;
+mod waiting;
 
-pub use backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
+pub use backing::{AheadPolicy, Backing, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
 pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
 pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Member};
 pub use bytes::Bytes;

@@ -143,6 +143,11 @@ impl ReservedRange {
         })
     }
 
+    /// Where the last chunk begins.
+    pub(crate) fn last_start(&self) -> Option<u64> {
+        self.chunks.last().map(|last| self.mapped - last.size())
+    }
+
     pub(crate) fn chunk_mut(&mut self, number: usize) -> Option<&mut Chunk> {
         self.chunks.get_mut(number)
     }

@@ -51,11 +51,19 @@ pub struct Quirks {
     pub max_chunk: Bytes,
     /// How long to wait after mapping before the memory may be used (a few RDNA4 parts read zeros for about 2 ms).
     pub settle: Duration,
+    /// Whether memory may be mapped in the background while kernels run. Where not, what grows ahead of need only makes
+    /// its chunks ready there, and the growth that needs them maps them.
+    pub map_beside_kernels: bool,
 }
 
 impl Default for Quirks {
     fn default() -> Self {
-        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO }
+        Self {
+            uniform_chunks_only: false,
+            max_chunk: Bytes::gib(1),
+            settle: Duration::ZERO,
+            map_beside_kernels: true,
+        }
     }
 }
 

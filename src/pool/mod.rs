@@ -17,6 +17,7 @@ pub use chunk::Chunk;
 pub(crate) use ladder::Ladder;
 pub use ladder::{Sizing, UnknownSizing};
 
+use crate::background::{self, Background};
 use crate::bytes::Bytes;
 use crate::card::{Card, GiveWay};
 use crate::driver::{ChunkProps, DriverError};
@@ -51,6 +52,7 @@ struct Inner {
     props: ChunkProps,
     left_out: Vec<(&'static str, String)>,
     kept: Mutex<Kept>,
+    background: Background,
 }
 
 struct Kept {
@@ -80,7 +82,8 @@ pub struct Trimmed {
 impl ChunkPool {
     pub(crate) fn new(card: &Arc<Card>, props: ChunkProps, keep: u64, left_out: Vec<(&'static str, String)>) -> Self {
         let kept = Mutex::new(Kept { classes: BTreeMap::new(), bytes: 0, keep });
-        let this = Self { inner: Arc::new(Inner { card: Arc::clone(card), props, left_out, kept }) };
+        let background = Background::default();
+        let this = Self { inner: Arc::new(Inner { card: Arc::clone(card), props, left_out, kept, background }) };
         let pool: Arc<dyn GiveWay> = Arc::clone(&this.inner) as Arc<dyn GiveWay>;
         let pool: Weak<dyn GiveWay> = Arc::downgrade(&pool);
         card.add_pool(pool);
@@ -147,6 +150,20 @@ impl ChunkPool {
 
     pub(crate) fn card(&self) -> &Arc<Card> {
         &self.inner.card
+    }
+
+    /// The thread that works for the pool's buffers, if it was started.
+    pub(crate) fn background(&self) -> &Background {
+        &self.inner.background
+    }
+
+    /// The same, started if need be.
+    pub(crate) fn start_background(&self) -> Result<Arc<background::Shared>> {
+        let (shared, started) = self.inner.background.start()?;
+        if started {
+            self.inner.card.add_background(Arc::downgrade(&shared));
+        }
+        Ok(shared)
     }
 
     /// Chunks of all the sizes, or none.
