@@ -238,6 +238,9 @@ impl Card {
 
     /// How much is mapped ahead under spans, part of what the accounts call mapped.
     pub(crate) fn mapped_ahead(&self) -> u64 {
+        if self.gate.is_forked() {
+            return 0;
+        }
         alive(&self.ahead).iter().map(|span| span.ahead()).sum()
     }
 
@@ -342,6 +345,10 @@ impl Card {
     /// Gives up all memory whose event has passed, and what lost its buffer while the device could not be waited for;
     /// returns how much. Does nothing while a graph is captured.
     pub(crate) fn drain(&self) -> u64 {
+        // In a forked child another thread may have held our locks, and does not exist.
+        if self.gate.is_forked() {
+            return 0;
+        }
         let draining = if may_wait() { Some(self.draining.lock()) } else { self.draining.try_lock() };
         // A hook may have been called from there, by whoever holds it.
         let Some(_draining) = draining else { return 0 };

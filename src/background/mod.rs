@@ -4,6 +4,8 @@
 //! a time; the thread goes round, so that none keeps the others waiting. It holds no lock of its own while it works, and
 //! waits for nobody but the lock on the one span it works for.
 
+#[cfg(all(test, loom))]
+mod models;
 mod signal;
 
 use core::fmt;

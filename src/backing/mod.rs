@@ -4,6 +4,8 @@ mod ahead;
 mod contiguous;
 mod grants;
 mod hooks;
+#[cfg(all(test, loom))]
+mod models;
 mod retire;
 mod segmented;
 mod span;

@@ -564,13 +564,14 @@ impl Backing for Segmented {
             return figures.granted;
         }
         let left = there.saturating_sub(len);
-        let (low, urgent) = (target / 2, target / 4);
+        let low = target / 2;
         let next = if left >= low {
             there - low
         } else {
             self.span.ahead.aim(len.saturating_add(target));
-            desk.want(left < urgent);
-            if left >= urgent { there - urgent } else { figures.granted }
+            desk.want(left < low / 2);
+            // Looked at again well before what is left is used up, in case it comes to nothing.
+            len + (left / 4).max(1)
         };
         next.clamp(len.min(figures.granted), figures.granted)
     }

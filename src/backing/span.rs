@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::pool::{Chunk, ChunkPool, Ladder, Taken};
 use crate::quiesce::Point;
 use crate::range::ReservedRange;
-use crate::waiting::may_wait;
+use crate::waiting::{NoWaiting, may_wait};
 
 /// Memory waits for where an event was recorded.
 pub(super) type Waiting = RetireList<Arc<Point>>;
@@ -64,10 +64,12 @@ pub(super) struct Core {
     pub(super) maps_ahead: bool,
 }
 
-/// The lock on a span. When it goes, what is ready is made known.
+/// The lock on a span. When it goes, what is ready is made known. Who holds one waits for no other thread, which may be
+/// waiting for it.
 pub(super) struct Locked<'a> {
     core: MutexGuard<'a, Core>,
     span: &'a Span,
+    _no_waiting: NoWaiting,
 }
 
 impl Deref for Locked<'_> {
@@ -108,11 +110,11 @@ impl Span {
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
-        Locked { core: self.core.lock(), span: self }
+        Locked { core: self.core.lock(), span: self, _no_waiting: NoWaiting::begin() }
     }
 
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
-        Some(Locked { core: self.core.try_lock()?, span: self })
+        Some(Locked { core: self.core.try_lock()?, span: self, _no_waiting: NoWaiting::begin() })
     }
 
     /// The lock for one who is not the owner: not waited for where that could be waiting for this very thread.
