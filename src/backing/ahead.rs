@@ -96,9 +96,14 @@ impl Ahead {
         self.goal.store(0, Relaxed);
     }
 
-    /// What went wrong in the background and was not said yet.
+    /// Whether something went wrong in the background that was not said yet.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+
+    /// That nothing went wrong, or what did, once.
     pub(super) fn check(&self) -> Result<()> {
-        if !self.failed.load(Relaxed) {
+        if !self.has_failed() {
             return Ok(());
         }
         self.failed.store(false, Relaxed);
@@ -127,7 +132,10 @@ enum Next {
     /// The first chunk in hand can be mapped.
     Commit,
     /// A chunk of this size is to be had, for this epoch.
-    Prepare { size: u64, epoch: u64 },
+    Prepare {
+        size: u64,
+        epoch: u64,
+    },
     /// What is in hand is of no use.
     Return,
     Nothing,

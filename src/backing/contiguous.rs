@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{AheadPolicy, Backing, Growth, Mode, Retiring, Shrunk};
+use super::{AheadPolicy, Backing, Growth, Mode, Reach, Retiring, Shrunk};
 use crate::bytes::Bytes;
 use crate::card::{Card, Orphan, check_address, is_gone, not_idle, twice};
 use crate::driver::{Call, DriverError, DriverErrorKind};
@@ -271,6 +271,10 @@ impl Backing for FallbackContiguous {
 
     fn grow_ahead(&mut self, _: AheadPolicy) -> Result<()> {
         Ok(())
+    }
+
+    fn take_ahead(&mut self, _: u64) -> Option<Reach> {
+        None
     }
 
     fn look_ahead(&mut self, _: u64) -> u64 {

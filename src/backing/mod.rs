@@ -117,6 +117,10 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// [`Error::NoThread`](crate::Error::NoThread); to turn it off, those of [`flush_ahead`](Self::flush_ahead).
     fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()>;
 
+    /// Takes what is needed for `bytes` of what is there for growth to come, and [looks ahead](Self::look_ahead) of that.
+    /// None if it is not there, or if something has to be said first: then [`grow`](Self::grow) does it.
+    fn take_ahead(&mut self, bytes: u64) -> Option<Reach>;
+
     /// Says how long the buffer is. Returns up to which length, no more than is committed, it need not be said again.
     fn look_ahead(&mut self, len: u64) -> u64;
 
@@ -208,6 +212,18 @@ impl Growth {
     pub(crate) fn was_there(&self) -> bool {
         self.fresh.is_empty() && self.takes
     }
+}
+
+/// How far a buffer reaches after it [took](Backing::take_ahead) what was there.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Reach {
+    /// Committed now.
+    pub committed: u64,
+    /// Up to here nothing has to be looked at again.
+    pub limit: u64,
+    /// Whether any of it was not committed before.
+    pub took: bool,
 }
 
 /// What was given up and waits for events.

@@ -156,41 +156,41 @@ fn models_a_growth_that_is_taken_back_leaves_it_ahead() {
     });
 }
 
+/// The upper of two pieces was given up first and waits for work; the lower has nothing to wait for any more, or never had.
 #[test]
 fn models_what_waits_goes_when_its_event_has_passed_and_no_sooner() {
-    explore(|| {
-        let span = Span::new(3);
-        let done = Arc::new(AtomicBool::new(false));
-        let [device, drainer] = [Arc::clone(&span), Arc::clone(&span)];
-        let event = Event(Arc::clone(&done));
-        // Work that was queued before the shrink uses the second cell, then the event is reached.
-        let device = thread::spawn(move || {
-            device.touch(1, 2);
-            done.store(true, Release);
+    for passed in [true, false] {
+        explore(move || {
+            let span = Span::new(3);
+            let done = Arc::new(AtomicBool::new(false));
+            let [device, drainer] = [Arc::clone(&span), Arc::clone(&span)];
+            let event = Event(Arc::clone(&done));
+            let lower = passed.then(|| Event(Arc::new(AtomicBool::new(true))));
+            // Work that was queued before the shrinks, then the event is reached.
+            let device = thread::spawn(move || {
+                device.touch(2, 3);
+                done.store(true, Release);
+            });
+            let drainer = thread::spawn(move || drainer.drain());
+            span.locked(|core| core.retiring.push(2, Some(event)));
+            span.locked(|core| core.retiring.push(1, lower));
+            span.touch(0, 1);
+            // The owner grows again, and takes back what has not gone.
+            let had = span.locked(|core| {
+                core.retiring.reclaim(2);
+                core.retiring.cut(core.mapped as u64);
+                core.mapped.min(2)
+            });
+            assert!(span.grants.grant(had as u64));
+            span.touch(0, had);
+            let ended = device.join().is_ok() && drainer.join().is_ok();
+            assert!(ended);
+            span.touch(0, had);
+            span.drain();
+            span.locked(|core| {
+                assert_eq!((core.mapped, core.retiring.start()), (had, None), "what has passed is gone");
+                assert_eq!(span.grants.get().granted, had as u64);
+            });
         });
-        let drainer = thread::spawn(move || drainer.drain());
-        // The third was ahead and waits for nothing; the second waits for the event.
-        span.grants.leave(2);
-        span.locked(|core| {
-            core.retiring.push(2, None);
-            core.retiring.push(1, Some(event));
-        });
-        span.touch(0, 1);
-        // The owner grows again, and takes back what has not gone.
-        let had = span.locked(|core| {
-            core.retiring.reclaim(2);
-            core.retiring.cut(core.mapped as u64);
-            core.mapped.min(2)
-        });
-        assert!(span.grants.grant(had as u64));
-        span.touch(0, had);
-        let ended = device.join().is_ok() && drainer.join().is_ok();
-        assert!(ended);
-        span.touch(0, had);
-        span.drain();
-        span.locked(|core| {
-            assert_eq!((core.mapped, core.retiring.start()), (had, None), "what has passed is gone");
-            assert_eq!(span.grants.get().granted, had as u64);
-        });
-    });
+    }
 }

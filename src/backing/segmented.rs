@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::ahead::AheadPolicy;
-use super::grants::MOST_GRANULES;
+use super::grants::{Figures, MOST_GRANULES};
 use super::hooks::MapHooks;
 use super::span::{Core, Locked, Span, Waiting};
-use super::{Backing, Growth, Mode, Retiring, Shrunk};
+use super::{Backing, Growth, Mode, Reach, Retiring, Shrunk};
 use crate::background::Desk;
 use crate::bytes::Bytes;
 use crate::card::{Card, not_idle};
@@ -108,6 +108,27 @@ impl Segmented {
     /// Where the chunks end that `bytes` takes, of those that follow what is granted.
     fn grant_end(&self, granted: u64, bytes: u64) -> u64 {
         granted + self.ladder.sizes(granted, bytes).sum::<u64>()
+    }
+
+    /// Up to where growth of a buffer of `len` bytes need not be looked at. Asks for more ahead where little is left.
+    fn limit_of(&self, figures: Figures, len: u64) -> u64 {
+        let (Some(target), Some(desk)) = (self.policy.target(len, self.granularity), &self.desk) else {
+            return figures.granted;
+        };
+        let there = figures.ready + self.span.prepared();
+        if there >= self.ladder.span() {
+            return figures.granted;
+        }
+        let (left, low) = (there.saturating_sub(len), target / 2);
+        let next = if left >= low {
+            there - low
+        } else {
+            self.span.ahead.aim(len.saturating_add(target));
+            desk.want(left < low / 2);
+            // Looked at again well before what is left is used up, in case it comes to nothing.
+            len + (left / 4).max(1)
+        };
+        next.clamp(len.min(figures.granted), figures.granted)
     }
 
     /// Maps chunks behind what is mapped. When map entries run out, what need not be mapped is unmapped and it is tried
@@ -240,6 +261,25 @@ impl Segmented {
             self.drain_now();
         }
         Ok(began.map(|began| began.elapsed()))
+    }
+
+    /// Lets whole chunks above `bytes` wait for `event`, and what is mapped ahead for nothing. Returns how much waits for
+    /// events, and what stays.
+    fn let_wait(&mut self, bytes: u64, event: &Event) -> (u64, u64) {
+        let mut core = self.core();
+        self.span.ahead.forget();
+        core.epoch += 1;
+        let (start, committed) = (core.chunk_end(bytes), core.committed());
+        let (from, ready) = (core.withdraw(), core.ready());
+        core.with_all_mapped(|core| {
+            if from < ready {
+                core.retiring.push(from, None);
+            }
+            if start < committed {
+                core.retiring.push(start, Some(event.point()));
+            }
+        });
+        (core.mapped() - core.ready() - ready.saturating_sub(from), core.committed())
     }
 
     /// Whether so much more may wait.
@@ -458,34 +498,26 @@ impl Backing for Segmented {
 
     fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk> {
         event.check(self.card())?;
-        // With a background nothing is unmapped here.
-        let alone = self.pool.background().running().is_none();
-        let mut released = if alone { self.drain_now() } else { 0 };
         let more = {
             let core = self.core();
-            core.ready().saturating_sub(core.chunk_end(bytes))
+            core.committed().saturating_sub(core.chunk_end(bytes))
         };
-        let waited = if more > 0 { self.keep_the_bound(more)? } else { None };
-        let mut core = self.core();
-        self.span.ahead.forget();
-        core.epoch += 1;
-        let (start, committed) = (core.chunk_end(bytes), core.committed());
-        let ahead = core.withdraw();
-        core.with_all_mapped(|core| {
-            // What is mapped ahead waits for nothing.
-            if ahead < core.ready() {
-                core.retiring.push(ahead, None);
-            }
-            if start < committed {
-                core.retiring.push(start, Some(event.point()));
-            }
-        });
-        drop(core);
-        if alone {
+        let mut waited = None;
+        // With a background nothing is unmapped here, unless too much waits.
+        let alone = self.pool.background().running().is_none();
+        let mut released = 0;
+        if more > 0 {
+            self.card().check_capture(None)?;
+            released = if alone { self.drain_now() } else { 0 };
+            waited = self.keep_the_bound(more)?;
+        }
+        let (mut waiting, committed) = self.let_wait(bytes, event);
+        if alone && more > 0 {
             // An event that has passed already is not waited for.
             released += self.drain_now();
+            waiting = self.retiring().bytes;
         }
-        let waiting = self.retiring().bytes;
+        // The background is told last: it wants the lock.
         if waiting > 0 {
             self.register();
         }
@@ -493,9 +525,8 @@ impl Backing for Segmented {
             // What is in hand goes back there.
             desk.want(false);
         }
-        let mut shrunk = self.shrunk(released, waiting, None);
-        shrunk.waited = waited;
-        Ok(shrunk)
+        let (released, retiring, committed) = (Bytes::new(released), Bytes::new(waiting), Bytes::new(committed));
+        Ok(Shrunk { released, retiring, committed, waited, why: None })
     }
 
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
@@ -555,25 +586,21 @@ impl Backing for Segmented {
         Ok(())
     }
 
-    fn look_ahead(&mut self, len: u64) -> u64 {
-        let figures = self.span.figures();
-        let Some(target) = self.policy.target(len, self.granularity) else { return figures.granted };
-        let Some(desk) = &self.desk else { return figures.granted };
-        let there = figures.ready + self.span.prepared();
-        if there >= self.ladder.span() {
-            return figures.granted;
+    fn take_ahead(&mut self, bytes: u64) -> Option<Reach> {
+        let mut figures = self.span.figures();
+        let took = bytes > figures.granted;
+        if took {
+            let end = self.grant_end(figures.granted, bytes).min(figures.ready);
+            if bytes > figures.ready || self.span.ahead.has_failed() || !self.span.grant(end) {
+                return None;
+            }
+            figures.granted = end;
         }
-        let left = there.saturating_sub(len);
-        let low = target / 2;
-        let next = if left >= low {
-            there - low
-        } else {
-            self.span.ahead.aim(len.saturating_add(target));
-            desk.want(left < low / 2);
-            // Looked at again well before what is left is used up, in case it comes to nothing.
-            len + (left / 4).max(1)
-        };
-        next.clamp(len.min(figures.granted), figures.granted)
+        Some(Reach { committed: figures.granted, limit: self.limit_of(figures, bytes), took })
+    }
+
+    fn look_ahead(&mut self, len: u64) -> u64 {
+        self.limit_of(self.span.figures(), len)
     }
 
     fn flush_ahead(&mut self) -> Result<Bytes> {

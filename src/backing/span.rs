@@ -8,6 +8,7 @@
 //! [`grants`](super::grants)); what is ready follows from what is mapped and what waits each time the lock is let go.
 
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -67,7 +68,7 @@ pub(super) struct Core {
 /// The lock on a span. When it goes, what is ready is made known. Who holds one waits for no other thread, which may be
 /// waiting for it.
 pub(super) struct Locked<'a> {
-    core: MutexGuard<'a, Core>,
+    core: ManuallyDrop<MutexGuard<'a, Core>>,
     span: &'a Span,
     _no_waiting: NoWaiting,
 }
@@ -88,6 +89,10 @@ impl DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         self.publish();
+        // SAFETY: it is not used again, now that this is dropped.
+        let core = unsafe { ManuallyDrop::take(&mut self.core) };
+        // To whoever waits: the background takes the lock again and again, and the owner would come to it late.
+        MutexGuard::unlock_fair(core);
     }
 }
 
@@ -110,11 +115,15 @@ impl Span {
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
-        Locked { core: self.core.lock(), span: self, _no_waiting: NoWaiting::begin() }
+        self.locked(self.core.lock())
     }
 
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
-        Some(Locked { core: self.core.try_lock()?, span: self, _no_waiting: NoWaiting::begin() })
+        Some(self.locked(self.core.try_lock()?))
+    }
+
+    fn locked<'a>(&'a self, core: MutexGuard<'a, Core>) -> Locked<'a> {
+        Locked { core: ManuallyDrop::new(core), span: self, _no_waiting: NoWaiting::begin() }
     }
 
     /// The lock for one who is not the owner: not waited for where that could be waiting for this very thread.
@@ -157,7 +166,6 @@ impl Span {
         let this: Arc<dyn Drain> = Arc::clone(self) as Arc<dyn Drain>;
         Arc::downgrade(&this)
     }
-
 }
 
 impl Locked<'_> {

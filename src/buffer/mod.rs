@@ -298,8 +298,25 @@ impl<T> GrowableBuffer<T> {
         self.grow_slow(len)
     }
 
-    #[cold]
+    /// Growth that has to be looked at. Not said to be cold: where memory is mapped ahead it is an ordinary one.
+    #[inline(never)]
     fn grow_slow(&mut self, len: usize) -> Result<()> {
+        if self.ahead
+            && len <= self.max_len
+            && let Some(reach) = self.backing.take_ahead(self.bytes_of(len))
+        {
+            self.grows += u64::from(reach.took);
+            self.grows_without_calls += u64::from(reach.took);
+            self.len = self.len.max(len);
+            self.capacity = self.elements_in(reach.committed);
+            self.limit = self.elements_in(reach.limit).clamp(self.len, self.capacity);
+            return Ok(());
+        }
+        self.grow_with_calls(len)
+    }
+
+    #[cold]
+    fn grow_with_calls(&mut self, len: usize) -> Result<()> {
         let growth = self.begin_growth(len)?;
         self.settle_growth(growth, len);
         Ok(())
@@ -421,9 +438,6 @@ impl<T> GrowableBuffer<T> {
     fn shrink_now(&mut self, len: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len, quiesce)?;
         let result = if let Quiesce::Deferred(event) = quiesce {
-            if self.backing.would_release(bytes) > 0 {
-                self.device.card().check_capture(None)?;
-            }
             self.backing.shrink_later(bytes, event)
         } else if self.backing.would_release(bytes) == 0 {
             // SAFETY: no chunk that was the buffer's lies wholly above, so at most goes what nobody was told of.

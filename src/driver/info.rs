@@ -58,12 +58,7 @@ pub struct Quirks {
 
 impl Default for Quirks {
     fn default() -> Self {
-        Self {
-            uniform_chunks_only: false,
-            max_chunk: Bytes::gib(1),
-            settle: Duration::ZERO,
-            map_beside_kernels: true,
-        }
+        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO, map_beside_kernels: true }
     }
 }
 

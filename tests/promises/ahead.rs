@@ -56,7 +56,11 @@ pub(crate) fn what_is_ahead_takes_no_call() {
             world.settle();
             world.faults.disarm();
             if maps_in_background(&world) {
-                assert_eq!(after.grows - before.grows, after.grows_without_calls - before.grows_without_calls, "{name}");
+                assert_eq!(
+                    after.grows - before.grows,
+                    after.grows_without_calls - before.grows_without_calls,
+                    "{name}"
+                );
             }
             assert_eq!(buffer.len(), len + target / 2, "{name}");
             stamp(&mut buffer, len);
