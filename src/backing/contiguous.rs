@@ -269,7 +269,7 @@ impl Backing for FallbackContiguous {
         Ok(self.stays())
     }
 
-    fn grow_ahead(&mut self, _: AheadPolicy) -> Result<()> {
+    fn grow_ahead(&mut self, _: AheadPolicy, _: u64) -> Result<()> {
         Ok(())
     }
 

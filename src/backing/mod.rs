@@ -111,11 +111,11 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// As for [`shrink`](Self::shrink), if the event has passed already.
     fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk>;
 
-    /// Keeps memory mapped ahead from the next [`look_ahead`](Self::look_ahead) on; a block is there already.
+    /// Keeps memory mapped ahead of a length of `len` from now on; a block is there already.
     ///
     /// # Errors
     /// [`Error::NoThread`](crate::Error::NoThread); to turn it off, those of [`flush_ahead`](Self::flush_ahead).
-    fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()>;
+    fn grow_ahead(&mut self, policy: AheadPolicy, len: u64) -> Result<()>;
 
     /// Takes what is needed for `bytes` of what is there for growth to come, and [looks ahead](Self::look_ahead) of that.
     /// None if it is not there, or if something has to be said first: then [`grow`](Self::grow) does it.

@@ -564,7 +564,7 @@ impl Backing for Segmented {
         }
     }
 
-    fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()> {
+    fn grow_ahead(&mut self, policy: AheadPolicy, len: u64) -> Result<()> {
         if policy == AheadPolicy::Off {
             self.flush_ahead()?;
             self.policy = policy;
@@ -583,6 +583,10 @@ impl Backing for Segmented {
         }
         self.core().maps_ahead = true;
         self.policy = policy;
+        if let (Some(target), Some(desk)) = (policy.target(len, self.granularity), &self.desk) {
+            self.span.ahead.aim(len.saturating_add(target));
+            desk.want(true);
+        }
         Ok(())
     }
 
@@ -632,7 +636,7 @@ impl Backing for Segmented {
     }
 
     fn leave_to_itself(&mut self) {
-        let flushed = self.grow_ahead(AheadPolicy::Off);
+        let flushed = self.grow_ahead(AheadPolicy::Off, 0);
         if let Some(desk) = self.desk.take() {
             desk.leave();
         }

@@ -261,7 +261,7 @@ impl<T> GrowableBuffer<T> {
     /// # Errors
     /// [`Error::NoThread`]; to turn it off, those of [`flush_ahead`](Self::flush_ahead). It is then as it was.
     pub fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()> {
-        self.backing.grow_ahead(policy)?;
+        self.backing.grow_ahead(policy, self.bytes_of(self.len))?;
         self.ahead = policy != AheadPolicy::Off && self.mode() == Mode::Virtual;
         self.refresh();
         self.look_ahead();

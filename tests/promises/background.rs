@@ -99,7 +99,7 @@ fn what_is_ahead_of_one_gives_way_to_the_growth_of_another() {
         first.grow_to(2 * UNIT).unwrap();
         stamp(&mut first, 1);
         let before = look(&first);
-        world.settle();
+        world.warm(&mut first);
         assert!(first.stats().bytes_ahead >= units(20), "{name}: {:?}", first.stats());
         second.grow_to(58 * UNIT).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(first.stats().bytes_ahead, Bytes::ZERO, "{name}");
