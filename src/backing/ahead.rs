@@ -261,7 +261,7 @@ impl Span {
         self.card().check_capture(None)?;
         let taken = sparingly(|| self.pool.take_one(size))?;
         let mut core = self.lock();
-        if core.epoch != epoch {
+        if core.epoch != epoch || core.retiring.start().is_some() {
             drop(core);
             self.pool.undo_take([taken]);
             return Ok(());

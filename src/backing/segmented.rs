@@ -457,6 +457,7 @@ impl Backing for Segmented {
         if let Some(retiring) = growth.retiring.filter(|_| result.is_ok()) {
             core.with_all_mapped(|core| {
                 core.retiring = retiring;
+                core.epoch += 1;
                 // Some of it may have passed and gone meanwhile.
                 let mapped = core.mapped();
                 core.retiring.cut(mapped);

@@ -12,6 +12,7 @@ use growspan::{
 };
 
 use crate::drivers::{AHEAD, card};
+use crate::orphans::Wrap;
 use crate::world::{UNIT, World, look, stamp, units};
 
 fn ahead(options: growspan::driver::sim::SimOptions) -> World {
@@ -46,7 +47,7 @@ fn where_kernels_mind_the_background_only_prepares() {
     let mut buffer = world.buffer();
     buffer.grow_to(1).unwrap();
     let mapped = sim.count(Call::Map);
-    world.settle();
+    world.warm(&mut buffer);
     assert_eq!(sim.count(Call::Map), mapped, "nothing is mapped in the background");
     let stats = buffer.stats();
     assert!(stats.bytes_ahead >= units(4), "{stats:?}");
@@ -133,6 +134,129 @@ fn no_shortage_is_seen_that_is_only_memory_ahead() {
         }
     });
     world.assert_empty("two against the background");
+}
+
+/// A world whose background can be stopped after it made a chunk: `entered` is met then, and `go` lets it go on.
+fn stoppable(options: growspan::driver::sim::SimOptions) -> (World, Wrap, Arc<Barrier>, Arc<Barrier>) {
+    let sim = options.build();
+    let (entered, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let wait = (Arc::clone(&entered), Arc::clone(&go));
+    let gate = Wrap::after_create(sim.driver(), move || {
+        wait.0.wait();
+        wait.1.wait();
+    });
+    let options = DeviceOptions::new().sizing(Sizing::Uniform(units(2)));
+    let world = World::over("sim", Arc::new(gate.clone()), Some(sim), options);
+    (world, gate, entered, go)
+}
+
+#[test]
+fn memory_on_its_way_to_be_mapped_ahead_is_not_called_short() {
+    let (world, gate, entered, go) = stoppable(card().total(units(20)));
+    let (mut first, mut second) = (world.buffer(), world.buffer());
+    gate.arm();
+    first.grow_ahead(AHEAD).unwrap();
+    // The background has a chunk in hand, and all others are needed and one more.
+    entered.wait();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            go.wait();
+        });
+        second.grow_to(20 * UNIT).unwrap_or_else(|error| panic!("{error}"));
+    });
+    drop((first, second));
+    world.assert_empty("on its way");
+}
+
+#[test]
+fn closing_waits_for_what_is_on_its_way() {
+    let (world, gate, entered, go) = stoppable(card());
+    let mut buffer = world.buffer();
+    gate.arm();
+    buffer.grow_ahead(AHEAD).unwrap();
+    entered.wait();
+    let closed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            buffer.close().unwrap();
+            closed.store(true, SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!closed.load(SeqCst), "a chunk of its own is on its way");
+        go.wait();
+    });
+    let snapshot = world.device.snapshot();
+    assert_eq!(snapshot.bytes_held(), snapshot.bytes_pooled, "{snapshot}");
+    world.assert_empty("closed");
+}
+
+/// While one chunk after the other is taken back, the owner grows: it gets memory that stays.
+#[test]
+fn an_owner_does_not_get_what_is_being_taken_back() {
+    /// Lets the owner grow while the last chunk is about to go.
+    struct Going(AtomicBool, Barrier);
+    impl MapHooks for Going {
+        fn unmapping(&self, _: MappedChunk) {
+            if self.0.swap(false, SeqCst) {
+                self.1.wait();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+    let world = World::sim_ahead(card().total(units(40)), DeviceOptions::new(), AheadPolicy::Off);
+    let hooks = Arc::new(Going(AtomicBool::new(true), Barrier::new(2)));
+    let builder = GrowableBuffer::<u8>::builder(&world.device).max_len(64 * UNIT).sizing(Sizing::Uniform(units(2)));
+    let builder = builder.hooks(Arc::clone(&hooks) as Arc<dyn MapHooks>);
+    let mut owner = builder.ahead(AheadPolicy::Bytes(units(8))).build().unwrap();
+    world.settle();
+    assert_eq!(owner.stats().bytes_ahead, units(8));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut other = world.buffer();
+            other.grow_to(34 * UNIT).unwrap();
+            other.close().unwrap();
+        });
+        hooks.1.wait();
+        owner.grow_to(2 * UNIT).unwrap();
+        stamp(&mut owner, 5);
+        let before = look(&owner);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(look(&owner), before, "memory that was granted has gone");
+    });
+    drop(owner);
+    world.assert_empty("taken back");
+}
+
+/// While room is made for a growth, the background does not take what was just given up.
+#[test]
+fn the_background_takes_nothing_while_somebody_is_short() {
+    /// Asks for more ahead of another buffer in the midst of it.
+    struct Greedy(Mutex<Option<GrowableBuffer<u8>>>);
+    impl MapHooks for Greedy {
+        fn unmapping(&self, _: MappedChunk) {
+            if let Some(buffer) = &mut *self.0.lock().unwrap() {
+                buffer.grow_ahead(AheadPolicy::Bytes(units(20))).unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+    let sizing = DeviceOptions::new().sizing(Sizing::Uniform(units(2)));
+    let world = World::sim_ahead(card().total(units(40)), sizing, AheadPolicy::Off);
+    let greedy = Arc::new(Greedy(Mutex::new(Some(world.buffer()))));
+    // In this order they are asked to give way: when the second is, the chunks of the first are there to be had.
+    let mut first = world.buffer();
+    first.grow_ahead(AheadPolicy::Bytes(units(12))).unwrap();
+    let builder = GrowableBuffer::<u8>::builder(&world.device).max_len(64 * UNIT);
+    let builder = builder.hooks(Arc::clone(&greedy) as Arc<dyn MapHooks>);
+    let second = builder.ahead(AheadPolicy::Bytes(units(12))).build().unwrap();
+    world.settle();
+    assert_eq!(world.device.snapshot().bytes_ahead, units(24));
+    let mut needs = world.buffer();
+    needs.grow_to(40 * UNIT).unwrap_or_else(|error| panic!("{error}"));
+    drop(greedy.0.lock().unwrap().take());
+    drop((first, second, needs));
+    world.assert_empty("greedy");
 }
 
 #[test]
@@ -456,7 +580,7 @@ fn the_last_owner_may_go_on_the_background_thread() {
     let sim = card().build();
     let (entered, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
     let wait = (Arc::clone(&entered), Arc::clone(&go));
-    let gate = crate::orphans::Wrap::at_create(sim.driver(), move || {
+    let gate = Wrap::after_create(sim.driver(), move || {
         wait.0.wait();
         wait.1.wait();
     });
@@ -502,6 +626,8 @@ fn a_leaked_buffer_leaves_nothing_ahead() {
     let world = ahead(card());
     let mut buffer = world.buffer();
     buffer.grow_to(5 * UNIT).unwrap();
+    world.settle();
+    assert!(!buffer.stats().bytes_ahead.is_zero());
     let leaked = buffer.leak();
     world.settle();
     let snapshot = world.device.snapshot();

@@ -21,7 +21,7 @@ fn hooked(world: &World, hooks: Arc<dyn MapHooks>) -> GrowableBuffer<u8> {
 
 /// What is done right after the next wait for the device.
 type After = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
-/// A driver after whose next wait something is done, or in whose next create once it is armed.
+/// A driver after whose next wait something is done, or after whose next create once it is armed.
 #[derive(Clone)]
 pub(crate) struct Wrap(Arc<dyn Driver>, After, Arc<InCreate>);
 
@@ -36,7 +36,7 @@ impl Wrap {
         Self(driver, Arc::clone(after), Arc::default())
     }
 
-    pub(crate) fn at_create(driver: Arc<dyn Driver>, act: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn after_create(driver: Arc<dyn Driver>, act: impl Fn() + Send + Sync + 'static) -> Self {
         let armed = AtomicBool::new(false);
         Self(driver, After::default(), Arc::new(InCreate { armed, act: Some(Box::new(act)) }))
     }
@@ -71,12 +71,13 @@ unsafe impl Driver for Wrap {
         Ok(())
     }
     fn create(&self, bytes: u64, props: ChunkProps) -> DriverResult<RawHandle> {
+        let created = self.0.create(bytes, props);
         if self.2.armed.swap(false, SeqCst)
             && let Some(act) = &self.2.act
         {
             act();
         }
-        self.0.create(bytes, props)
+        created
     }
     fw! {
         fn support() -> DriverResult<()>;
@@ -178,6 +179,38 @@ fn blocks_that_wait_give_way() {
     world.faults.disarm();
     let again = GrowableBuffer::<u8>::builder(&world.device).max_len(64 * UNIT).build();
     assert!(again.is_ok(), "{}", again.unwrap_err());
+}
+
+/// Drains its device, from within a drain and while its buffer is buried.
+struct Drainer(Device);
+impl MapHooks for Drainer {
+    fn unmapping(&self, _: MappedChunk) {
+        self.0.drain();
+    }
+}
+
+#[test]
+fn a_hook_may_drain_from_within_a_drain() {
+    let world = World::sim(card(), DeviceOptions::new().pool_keep(Bytes::ZERO));
+    let mut orphan = hooked(&world, Arc::new(Drainer(world.device.clone())));
+    orphan.grow_to(4 * UNIT).unwrap();
+    world.faults.arm(FaultPlan::every().of(Call::Synchronize));
+    drop(orphan);
+    world.faults.disarm();
+    let mut buffer = hooked(&world, Arc::new(Drainer(world.device.clone())));
+    buffer.grow_to(8 * UNIT).unwrap();
+    let (sim, event) = (world.sim.clone().unwrap(), world.device.event().unwrap());
+    let stream = sim.stream();
+    sim.queue_work(stream, buffer.device_ptr(), 8 * UNIT as u64);
+    event.record(stream).unwrap();
+    buffer.shrink_to(0, Quiesce::Deferred(&event)).unwrap();
+    sim.finish_all();
+    // One that waits for itself is never done.
+    let (device, (tell, told)) = (world.device.clone(), std::sync::mpsc::channel());
+    std::thread::spawn(move || tell.send(device.drain()));
+    assert_eq!(told.recv_timeout(std::time::Duration::from_secs(20)).unwrap(), units(12));
+    drop((buffer, event));
+    world.assert_empty("drained from within");
 }
 
 #[test]
