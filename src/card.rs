@@ -1,17 +1,19 @@
 //! What all parts of one device share: the gate to its driver, the budgets it spends, and the accounts.
 
 use core::fmt;
-use core::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use crate::background;
 use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
 use crate::pool::PoolStats;
 use crate::sync::AtomicU64;
+use crate::waiting::{is_sparing, may_wait};
 
 /// One device's shared state.
 #[derive(Debug)]
@@ -26,8 +28,16 @@ pub(crate) struct Card {
     orphans: Mutex<Vec<Box<dyn Orphan>>>,
     /// The pools of this card, which give way when memory runs out.
     pools: Mutex<Vec<Weak<dyn GiveWay>>>,
+    /// The spans that may have memory for growth to come.
+    ahead: Mutex<Vec<Weak<dyn MapsAhead>>>,
+    /// The background threads of its pools.
+    backgrounds: Mutex<Vec<Weak<background::Shared>>>,
+    /// How many threads look for memory that has run out. Meanwhile the background takes none.
+    pressed: AtomicUsize,
     /// Held while memory that waits is given up, so that nobody takes a list in use for an empty one.
     draining: Mutex<()>,
+    /// All memory there is, once somebody asked.
+    total: OnceLock<u64>,
 }
 
 /// A span of which memory waits for an event.
@@ -51,16 +61,26 @@ pub(crate) trait GiveWay: Send + Sync + fmt::Debug {
     fn stats(&self) -> PoolStats;
 }
 
-/// Bytes by where they are. Every byte a driver gave out is in exactly one of `mapped`, `pooled`, `retiring`,
-/// `in_hand`, `stranded` and `contiguous`.
+/// A span with memory for growth to come.
+pub(crate) trait MapsAhead: Send + Sync + fmt::Debug {
+    /// How much of it is mapped.
+    fn ahead(&self) -> u64;
+    /// Gives it all up. Returns how much.
+    fn take_back(&self) -> u64;
+}
+
+/// Bytes by where they are. Every byte a driver gave out is in exactly one of `mapped`, `pooled`, `prepared`,
+/// `retiring`, `in_hand`, `stranded` and `contiguous`.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     /// Addresses under spans.
     pub(crate) reserved: Account,
-    /// Under spans.
+    /// Under spans, what is mapped ahead with it: a buffer takes that without a word.
     pub(crate) mapped: Account,
     /// Kept in pools.
     pub(crate) pooled: Account,
+    /// In chunks that wait for the growth of one buffer, and are not mapped yet.
+    pub(crate) prepared: Account,
     /// Waiting to be unmapped.
     pub(crate) retiring: Account,
     /// In chunks that are on their way between the others.
@@ -126,7 +146,11 @@ impl Card {
             retiring: Mutex::default(),
             orphans: Mutex::default(),
             pools: Mutex::default(),
+            ahead: Mutex::default(),
+            backgrounds: Mutex::default(),
+            pressed: AtomicUsize::new(0),
             draining: Mutex::default(),
+            total: OnceLock::new(),
         })
     }
 
@@ -210,13 +234,52 @@ impl Card {
         pools.iter().fold(PoolStats::default(), |sum, pool| sum.and(pool.stats()))
     }
 
-    /// Tries what takes memory or open files; when they run out, gives back what nobody uses and tries once more.
+    /// A span that may have memory for growth to come.
+    pub(crate) fn add_ahead(&self, span: Weak<dyn MapsAhead>) {
+        let mut spans = self.ahead.lock();
+        spans.retain(|known| known.strong_count() > 0);
+        spans.push(span);
+    }
+
+    pub(crate) fn add_background(&self, background: Weak<background::Shared>) {
+        let mut backgrounds = self.backgrounds.lock();
+        backgrounds.retain(|known| known.strong_count() > 0);
+        backgrounds.push(background);
+    }
+
+    /// How much is mapped ahead under spans, part of what the accounts call mapped.
+    pub(crate) fn mapped_ahead(&self) -> u64 {
+        if self.gate.is_forked() {
+            return 0;
+        }
+        alive(&self.ahead).iter().map(|span| span.ahead()).sum()
+    }
+
+    /// Waits until nothing is left to do in the background.
+    pub(crate) fn settle(&self) {
+        alive(&self.backgrounds).iter().for_each(|background| background.settle());
+    }
+
+    /// Whether some thread looks for memory that has run out, so that the background must not take any.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.pressed.load(SeqCst) > 0
+    }
+
+    /// Tries what takes memory, open files or map entries. When they run out, gives back what nobody uses and tries once
+    /// more; then also what is there for growth to come, and tries a last time.
     pub(crate) fn with_room<T>(&self, mut take: impl FnMut() -> Result<T>) -> Result<T> {
+        // Also where making room gave nothing: another thread may have made some.
+        let note = |error: &Error, made| {
+            tracing::debug!(device = %self.id(), %error, made = %Bytes::new(made), "trying once more");
+        };
         match take() {
-            Err(error @ (Error::OutOfMemory(_) | Error::OutOfFiles(_))) => {
-                // Also where that gave nothing: another thread may have made the room.
-                let made = Bytes::new(self.make_room());
-                tracing::debug!(device = %self.id(), %error, %made, "trying once more");
+            Err(error) if error.is_shortage() => note(&error, self.make_room()),
+            result => return result,
+        }
+        match take() {
+            Err(error) if error.is_shortage() && !is_sparing() && !self.backgrounds.lock().is_empty() => {
+                let _pressed = Pressed::on(self);
+                note(&error, self.take_back() + self.make_room());
                 take()
             }
             result => result,
@@ -227,8 +290,28 @@ impl Card {
     /// keep. Returns how much.
     fn make_room(&self) -> u64 {
         let drained = self.drain();
-        let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
-        drained + pools.iter().map(|pool| pool.give_way()).sum::<u64>()
+        drained + alive(&self.pools).iter().map(|pool| pool.give_way()).sum::<u64>()
+    }
+
+    /// Gives up what is there for growth to come. Returns how much. The background takes none meanwhile.
+    fn take_back(&self) -> u64 {
+        // What is just being taken is there in a moment.
+        alive(&self.backgrounds).iter().for_each(|background| background.finish_piece());
+        alive(&self.ahead).iter().map(|span| span.take_back()).sum()
+    }
+
+    /// Unmaps all that need not be mapped, when map entries run out. Returns how much.
+    pub(crate) fn make_map_entries(&self) -> u64 {
+        let _pressed = Pressed::on(self);
+        self.drain() + if is_sparing() { 0 } else { self.take_back() }
+    }
+
+    /// All memory of the device; as much as can be said if the driver does not tell.
+    pub(crate) fn total(&self) -> u64 {
+        if let Some(total) = self.total.get() {
+            return *total;
+        }
+        self.gate.memory().map_or(u64::MAX, |memory| *self.total.get_or_init(|| memory.total))
     }
 
     pub(crate) fn accounts(&self) -> &Accounts {
@@ -273,7 +356,13 @@ impl Card {
     /// Gives up all memory whose event has passed, and what lost its buffer while the device could not be waited for;
     /// returns how much. Does nothing while a graph is captured.
     pub(crate) fn drain(&self) -> u64 {
-        let _draining = self.draining.lock();
+        // In a forked child another thread may have held our locks, and does not exist.
+        if self.gate.is_forked() {
+            return 0;
+        }
+        let draining = if may_wait() { Some(self.draining.lock()) } else { self.draining.try_lock() };
+        // A hook may have been called from there, by whoever holds it.
+        let Some(_draining) = draining else { return 0 };
         let lost = self.gate.lost().is_some();
         if self.accounts.retiring.get() == 0 || (!lost && self.check_capture(None).is_err()) {
             return 0;
@@ -315,6 +404,7 @@ impl Card {
                     mapped: Bytes::new(accounts.mapped.get() + accounts.contiguous.get()),
                     pooled: Bytes::new(accounts.pooled.get()),
                     retiring: Bytes::new(accounts.retiring.get()),
+                    ahead: Bytes::new(self.mapped_ahead() + accounts.prepared.get()),
                     in_hand: Bytes::new(accounts.in_hand.get()),
                     stranded: Bytes::new(accounts.stranded.get()),
                     free: Bytes::new(memory.map_or(0, |memory| memory.free)),
@@ -347,6 +437,27 @@ impl Card {
         let usage = self.files.usage();
         usage.ours + usage.others >= usage.limit
     }
+}
+
+/// While it lives, the background takes no memory.
+struct Pressed<'a>(&'a Card);
+
+impl<'a> Pressed<'a> {
+    fn on(card: &'a Card) -> Self {
+        card.pressed.fetch_add(1, SeqCst);
+        Self(card)
+    }
+}
+
+impl Drop for Pressed<'_> {
+    fn drop(&mut self) {
+        self.0.pressed.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Those that are still there; not under the lock, since what is done with them may want it.
+fn alive<T: ?Sized>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+    list.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 /// Checks a block or span that a driver handed out: never null, always aligned.

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use crate::backing::AheadPolicy;
 use crate::bytes::Bytes;
 use crate::card::Card;
 use crate::driver::host::{HostDriver, HostOptions};
@@ -243,6 +244,15 @@ impl Device {
         Bytes::new(self.inner.card.drain())
     }
 
+    /// Waits until nothing is left to do in the background: what buffers want mapped ahead is there or cannot be had, and
+    /// what waited for events that have passed is given up. Before a graph is captured, for one. Returns at once where
+    /// nothing is mapped ahead, and in a hook.
+    pub fn wait_ahead(&self) {
+        if !self.inner.card.gate().is_forked() {
+            self.inner.card.settle();
+        }
+    }
+
     /// Waits until all work of the device is over.
     ///
     /// # Errors
@@ -257,6 +267,10 @@ impl Device {
 
     pub(crate) fn default_sizing(&self) -> Sizing {
         self.inner.options.sizing
+    }
+
+    pub(crate) fn default_ahead(&self) -> AheadPolicy {
+        self.inner.options.ahead
     }
 
     /// Whether two are the same device.
@@ -351,6 +365,7 @@ pub struct DeviceOptions {
     patience: Duration,
     contiguous: bool,
     pool: PoolPolicy,
+    ahead: AheadPolicy,
 }
 
 impl Default for DeviceOptions {
@@ -372,6 +387,7 @@ impl DeviceOptions {
             patience: Duration::from_secs(10),
             contiguous: false,
             pool: PoolPolicy::new(),
+            ahead: AheadPolicy::Off,
         }
     }
 
@@ -434,6 +450,12 @@ impl DeviceOptions {
     /// What the device's pool keeps, and for how long.
     pub const fn pool(mut self, policy: PoolPolicy) -> Self {
         self.pool = policy;
+        self
+    }
+
+    /// How much buffers keep mapped ahead unless they say otherwise. Nothing unless set.
+    pub const fn ahead(mut self, policy: AheadPolicy) -> Self {
+        self.ahead = policy;
         self
     }
 

@@ -258,6 +258,19 @@ pub enum Error {
     DeviceLost(DriverError),
     /// A call from a forked child: device memory belongs to the parent.
     Forked,
+    /// What was to be mapped ahead in the background could not be. Said once, by the next growth that needs memory; the
+    /// buffer is as it was.
+    Ahead {
+        /// The chunk that was to be mapped.
+        asked: Bytes,
+        /// What went wrong.
+        source: Box<Error>,
+    },
+    /// The background thread could not be started.
+    NoThread {
+        /// What the system said.
+        why: String,
+    },
     /// Any other error of the driver.
     Driver(DriverError),
 }
@@ -274,6 +287,8 @@ pub struct OutOfMemory {
     pub pooled: Bytes,
     /// Bytes waiting to be unmapped.
     pub retiring: Bytes,
+    /// Bytes there for the growth of buffers to come, after they were asked for (those mapped are among the mapped).
+    pub ahead: Bytes,
     /// Bytes in chunks that this and other requests had taken already; this one has given its own back by now.
     pub in_hand: Bytes,
     /// Bytes that the driver would not take back.
@@ -288,8 +303,11 @@ pub struct OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked, mapped, pooled, retiring, in_hand, stranded, free, total, source } = self;
+        let Self { asked, mapped, pooled, retiring, ahead, in_hand, stranded, free, total, source } = self;
         write!(f, "out of memory: {asked} asked; mapped here {mapped}, pooled {pooled}, retiring {retiring}")?;
+        if !ahead.is_zero() {
+            write!(f, ", ahead of need {ahead}")?;
+        }
         if !in_hand.is_zero() {
             write!(f, ", taken on the way {in_hand}")?;
         }
@@ -317,8 +335,8 @@ pub struct Shortage {
 }
 
 impl Error {
-    /// Whether something has run out: memory, open files, map entries.
-    pub(crate) fn is_short(&self) -> bool {
+    /// Whether something has run out that others may give back.
+    pub(crate) const fn is_shortage(&self) -> bool {
         matches!(self, Self::OutOfMemory(_) | Self::OutOfFiles(_) | Self::OutOfMaps(_))
     }
 
@@ -470,6 +488,14 @@ impl fmt::Display for Error {
                 "called from a forked child process, where device memory belongs to the parent; open a device of its \
                  own after exec",
             ),
+            Self::Ahead { asked, source } => write!(
+                f,
+                "mapping {asked} ahead of need failed in the background: {source}; the buffer is as it was, grow it again to \
+                 map what it needs now"
+            ),
+            Self::NoThread { why } => {
+                write!(f, "the thread that maps ahead of need could not be started: {why}; the buffer grows without it")
+            }
             Self::Driver(error) => error.fmt(f),
         }
     }
@@ -485,6 +511,7 @@ impl core::error::Error for Error {
             | Self::Fill { source, .. } => Some(source),
             Self::OutOfMemory(figures) => Some(&figures.source),
             Self::Rollback { first, .. } => Some(first),
+            Self::Ahead { source, .. } => Some(source),
             Self::DeviceLost(error) | Self::Driver(error) => Some(error),
             Self::Host(error) => Some(error),
             _ => None,

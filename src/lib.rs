@@ -1,6 +1,7 @@
 #![cfg_attr(any(feature = "sim", not(doctest)), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod background;
 pub mod backing;
 mod budget;
 mod buffer;
@@ -17,8 +18,9 @@ mod stats;
 mod sync;
 pub mod sys;
 pub mod verdict;
+mod waiting;
 
-pub use backing::{Backing, Coalesced, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
+pub use backing::{AheadPolicy, Backing, Coalesced, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
 pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
 pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Loan, Member, Returned};
 pub use bytes::Bytes;

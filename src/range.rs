@@ -8,6 +8,7 @@ use crate::card::{Card, check_address, is_gone, not_idle, twice};
 use crate::driver::{Call, DriverError, DriverErrorKind, RawHandle};
 use crate::error::{Error, Result};
 use crate::pool::Chunk;
+use crate::waiting::may_wait;
 
 /// A reserved range of device addresses, with chunks mapped under its beginning and nothing under the rest.
 ///
@@ -170,6 +171,11 @@ impl ReservedRange {
         &self.chunks
     }
 
+    /// Where the last chunk begins.
+    pub(crate) fn last_start(&self) -> Option<u64> {
+        self.chunks.last().map(|last| self.mapped - last.size())
+    }
+
     pub(crate) fn chunk_mut(&mut self, number: usize) -> Option<&mut Chunk> {
         self.chunks.get_mut(number)
     }
@@ -179,13 +185,21 @@ impl ReservedRange {
         self.stuck.iter().map(|(offset, _)| *offset).min().unwrap_or(self.bytes)
     }
 
-    /// Maps chunks one after the other behind those already there and makes them accessible.
+    /// Maps chunks one after the other behind those already there and makes them accessible. When map entries run out,
+    /// what need not be mapped on the device is unmapped and it is tried once more.
     ///
     /// # Errors
     /// All chunks come back with the error, and nothing is mapped. [`Error::BeyondMax`] never; [`Error::Blocked`] if
     /// they do not fit; [`Error::OtherDevice`]; [`Error::OutOfMaps`]; what the driver says.
     pub fn append(&mut self, chunks: Vec<Chunk>) -> Result<(), Box<Rejected>> {
-        self.map_behind(chunks)?;
+        match self.map_behind(chunks) {
+            // Who holds the lock on a span lets it go first.
+            Err(rejected) if matches!(rejected.error, Error::OutOfMaps(_)) && may_wait() => {
+                self.card.make_map_entries();
+                self.map_behind(rejected.chunks)?;
+            }
+            result => result?,
+        }
         self.card.accounts().mark_peak();
         Ok(())
     }

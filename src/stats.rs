@@ -20,12 +20,20 @@ pub struct Stats {
     pub bytes_in_use: Bytes,
     /// What has memory under it.
     pub bytes_committed: Bytes,
+    /// What is there for growth to come beyond that: mapped ahead, or waiting in hand to be mapped.
+    pub bytes_ahead: Bytes,
+    /// What was given up and waits for events.
+    pub bytes_retiring: Bytes,
+    /// Shrinks that wait for an event which was not seen to have passed.
+    pub retiring: usize,
     /// What it can grow to.
     pub bytes_reserved: Bytes,
     /// Chunks under it; zero in contiguous mode.
     pub chunks: usize,
     /// Growths that had to get memory.
     pub grows: u64,
+    /// Those of them for which it was there, mapped ahead or waiting for an event, so that the driver was not called.
+    pub grows_without_calls: u64,
     /// Shrinks that gave memory up.
     pub shrinks: u64,
     /// How often the address changed.
@@ -52,8 +60,10 @@ pub struct Snapshot {
     pub device: String,
     /// Addresses reserved by spans.
     pub bytes_reserved: Bytes,
-    /// Mapped under spans.
+    /// Mapped under spans, for their buffers.
     pub bytes_mapped: Bytes,
+    /// There for growth to come: mapped ahead under spans, or waiting in hand to be mapped.
+    pub bytes_ahead: Bytes,
     /// Kept in pools.
     pub bytes_pooled: Bytes,
     /// Waiting to be unmapped.
@@ -64,7 +74,7 @@ pub struct Snapshot {
     pub bytes_contiguous: Bytes,
     /// What the driver would not take back.
     pub bytes_stranded: Bytes,
-    /// The most that was mapped and in blocks at any time.
+    /// The most that was mapped, also ahead, and in blocks at any time.
     pub peak_bytes: Bytes,
     /// Chunks there are, mapped or pooled.
     pub chunks: u64,
@@ -87,10 +97,14 @@ impl Snapshot {
         let accounts = card.accounts();
         let memory = card.gate().memory().ok();
         let info = card.gate().info();
+        // What is mapped ahead becomes a buffer's without a word, so the two are told apart here.
+        let mapped = accounts.mapped.get();
+        let ahead = card.mapped_ahead().min(mapped);
         Self {
             device: card.id(),
             bytes_reserved: Bytes::new(accounts.reserved.get()),
-            bytes_mapped: Bytes::new(accounts.mapped.get()),
+            bytes_mapped: Bytes::new(mapped - ahead),
+            bytes_ahead: Bytes::new(ahead + accounts.prepared.get()),
             bytes_pooled: Bytes::new(accounts.pooled.get()),
             bytes_retiring: Bytes::new(accounts.retiring.get()),
             bytes_in_hand: Bytes::new(accounts.in_hand.get()),
@@ -112,6 +126,7 @@ impl Snapshot {
     pub fn bytes_held(&self) -> Bytes {
         let parts = [
             self.bytes_mapped,
+            self.bytes_ahead,
             self.bytes_pooled,
             self.bytes_retiring,
             self.bytes_in_hand,
@@ -135,6 +150,9 @@ impl fmt::Display for Snapshot {
             self.chunks,
             self.bytes_reserved
         )?;
+        if !self.bytes_ahead.is_zero() {
+            write!(f, ", ahead {}", self.bytes_ahead)?;
+        }
         if !self.bytes_retiring.is_zero() {
             write!(f, ", retiring {}", self.bytes_retiring)?;
         }

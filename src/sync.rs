@@ -1,12 +1,14 @@
 //! The locks and counters of what is checked with models: the real ones, or those that a model steps through.
 
 #[cfg(not(loom))]
-pub(crate) use core::sync::atomic::AtomicU64;
+pub(crate) use core::sync::atomic;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic;
+
+pub(crate) use atomic::AtomicU64;
 #[cfg(not(loom))]
 pub(crate) use parking_lot::Mutex;
 
-#[cfg(loom)]
-pub(crate) use loom::sync::atomic::AtomicU64;
 #[cfg(loom)]
 pub(crate) use modelled::Mutex;
 

@@ -11,6 +11,7 @@ use core::fmt;
 use core::ops::Range;
 
 use super::Segmented;
+use super::hooks::Told;
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, Ladder, Taken};
@@ -82,7 +83,7 @@ impl Segmented {
                     copied += run.bytes;
                     first = run.chunks.start + 1;
                 }
-                Err(error) if error.is_short() => {
+                Err(error) if error.is_shortage() => {
                     // What is smaller may still fit.
                     most = run.bytes / 2;
                     why.get_or_insert(error.to_string());
@@ -145,7 +146,7 @@ impl Segmented {
         let lost = match core.range.join(above) {
             Ok(()) => Vec::new(),
             Err(above) => {
-                core.tell_of(above.chunks(self.base), |hooks, chunk| hooks.unmapping(chunk));
+                core.tell_of(above.chunks(self.base), Told::Unmapping);
                 // SAFETY: the caller promises that nothing touches the memory.
                 unsafe { core.range.unmap_parted(above) }
             }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Backing, Growth, Mode, Shrunk};
+use super::{AheadPolicy, Backing, Growth, Mode, Reach, Retiring, Shrunk};
 use crate::bytes::Bytes;
 use crate::card::{Card, Orphan, check_address, is_gone, not_idle, twice};
 use crate::driver::{Call, DriverError, DriverErrorKind};
@@ -89,6 +89,7 @@ impl FallbackContiguous {
             released: Bytes::ZERO,
             retiring: Bytes::ZERO,
             committed: Bytes::new(self.committed()),
+            waited: None,
             why: Some("contiguous mode: nothing goes back to the driver before the buffer is closed".to_owned()),
         }
     }
@@ -195,6 +196,14 @@ impl Backing for FallbackContiguous {
         None
     }
 
+    fn ahead(&self) -> u64 {
+        0
+    }
+
+    fn retiring(&self) -> Retiring {
+        Retiring::default()
+    }
+
     fn chunks(&self) -> Vec<MappedChunk> {
         Vec::new()
     }
@@ -207,6 +216,7 @@ impl Backing for FallbackContiguous {
         if !self.may_move || bytes > self.reserved {
             return Err(Error::FallbackFull { asked: Bytes::new(bytes), capacity: Bytes::new(self.reserved) });
         }
+        self.card.check_capture(None)?;
         let new = self.allocate_more(bytes)?;
         if let Some(old) = self.block {
             let gate = self.card.gate();
@@ -222,7 +232,7 @@ impl Backing for FallbackContiguous {
             self.moves += 1;
         }
         let old_block = self.block.replace(new);
-        Ok(Growth { from, fresh: vec![true], old_block, retiring: None })
+        Ok(Growth { fresh: vec![true], old_block, ..Growth::nothing(from) })
     }
 
     fn settle(&mut self, growth: Growth) {
@@ -258,6 +268,24 @@ impl Backing for FallbackContiguous {
     unsafe fn shrink_exact(&mut self, _: u64) -> Result<Shrunk> {
         Ok(self.stays())
     }
+
+    fn grow_ahead(&mut self, _: AheadPolicy, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_ahead(&mut self, _: u64) -> Option<Reach> {
+        None
+    }
+
+    fn look_ahead(&mut self, _: u64) -> u64 {
+        self.committed()
+    }
+
+    fn flush_ahead(&mut self) -> Result<Bytes> {
+        Ok(Bytes::ZERO)
+    }
+
+    fn leave_to_itself(&mut self) {}
 
     fn export(&mut self, chunk: usize) -> Result<OwnedFd> {
         Err(Error::OutOfBounds { what: "exporting", start: chunk, count: 1, len: 0 })

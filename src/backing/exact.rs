@@ -14,7 +14,8 @@
 //! up with such, and turn away what others can use. These fit, and may come from the pool themselves, where nothing has to
 //! be made or scrubbed (2 ms per GiB there). There are at most nine, with granules of 2 MiB and chunks of up to 1 GiB.
 
-use super::segmented::{Core, Segmented};
+use super::segmented::Segmented;
+use super::span::Core;
 use super::{Backing, Shrunk};
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
@@ -52,7 +53,7 @@ impl Segmented {
                 // SAFETY: the caller promises that nothing touches the memory.
                 match pieces.and_then(|pieces| unsafe { self.cut(pieces, start, end, stop) }) {
                     Ok((released, why)) => return Ok(self.shrunk(flushed + released, 0, why)),
-                    Err(error) if error.is_short() => error.to_string(),
+                    Err(error) if error.is_shortage() => error.to_string(),
                     Err(error) => return Err(error),
                 }
             }

@@ -11,24 +11,23 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
-use super::segmented::{Core, Segmented};
+use super::segmented::Segmented;
+use super::span::{Core, Span};
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, Sizing};
 
 /// Which buffer took part in a loan. Keeps nothing alive that costs memory of a device.
 #[derive(Clone, Debug)]
-pub(crate) struct Party(Weak<Mutex<Core>>);
+pub(crate) struct Party(Weak<Span>);
 
 impl Party {
     pub(crate) fn of(backing: &Segmented) -> Self {
-        Self(Arc::downgrade(&backing.core))
+        Self(Arc::downgrade(&backing.span))
     }
 
     pub(crate) fn is(&self, backing: &Segmented) -> bool {
-        core::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&backing.core))
+        core::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&backing.span))
     }
 }
 
@@ -68,7 +67,7 @@ impl Segmented {
         };
         let chunks = from.range.held().iter().skip(first).take_while(goes).count();
         let handed = end - start;
-        if let Some(why) = taker.why_not(&to, &from.range.held()[first..first + chunks], handed) {
+        if let Some(why) = taker.why_not(&to, to.committed(), &from.range.held()[first..first + chunks], handed) {
             return Err(Error::NotLent { asked: Bytes::new(handed), why });
         }
         // What waits for events lies above and goes first: the caller does not speak for it. At the taker it would lie
@@ -84,12 +83,16 @@ impl Segmented {
         from.tell_mapped(start);
         let rest = moved?;
         to.tell_mapped(at);
+        // Before others may take it for memory that is mapped ahead.
+        to.publish();
+        let mapped = to.mapped();
+        taker.span.grant(mapped);
         let released = flushed + from.keep(rest);
         Ok(Handed { at, bytes: handed, chunks, released })
     }
 
     /// Why these chunks, `bytes` together, cannot come here.
-    fn why_not(&self, core: &Core, chunks: &[Chunk], bytes: u64) -> Option<String> {
+    fn why_not(&self, core: &Core, committed: u64, chunks: &[Chunk], bytes: u64) -> Option<String> {
         if chunks.is_empty() {
             return None;
         }
@@ -109,7 +112,7 @@ impl Segmented {
             ));
         }
         // What waits for events at the end goes before the others come.
-        let room = core.range.usable().saturating_sub(core.committed());
+        let room = core.range.usable().saturating_sub(committed);
         (room < bytes).then(|| {
             format!("the borrower has addresses for {} more; build it with a larger max_len", Bytes::new(room))
         })

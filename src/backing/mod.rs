@@ -1,19 +1,28 @@
 //! What lies under a buffer: chunks in a span, or one contiguous block.
 
+mod ahead;
 mod coalesce;
 mod contiguous;
 mod exact;
+mod grants;
+mod hooks;
 mod loan;
+#[cfg(all(test, loom))]
+mod models;
 mod retire;
 mod segmented;
+mod span;
 
 use core::fmt;
+use core::time::Duration;
 use std::os::fd::OwnedFd;
 
+pub use ahead::AheadPolicy;
 pub use coalesce::Coalesced;
 pub use contiguous::{Fallback, FallbackContiguous};
+pub use hooks::MapHooks;
 pub(crate) use loan::{Handed, Party};
-pub use segmented::{MapHooks, Segmented};
+pub use segmented::{RetireLimit, Segmented};
 
 use crate::bytes::Bytes;
 use crate::error::Result;
@@ -63,13 +72,20 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// The sizing rule in force; none for a block.
     fn sizing(&self) -> Option<Sizing>;
 
-    /// The mapped chunks in order of address; none for a block.
+    /// How much is there for growth to come, beyond what is committed: mapped ahead, or waiting to be mapped.
+    fn ahead(&self) -> u64;
+
+    /// What was given up and waits for events.
+    fn retiring(&self) -> Retiring;
+
+    /// The mapped chunks in order of address, but for those mapped ahead; none for a block.
     fn chunks(&self) -> Vec<MappedChunk>;
 
     /// Makes sure that at least `bytes` are there. What it did can be undone until it is [settled](Self::settle).
     ///
     /// # Errors
-    /// Then nothing has changed.
+    /// Then nothing has changed. [`Error::Capturing`](crate::Error::Capturing) where memory would have to be mapped while
+    /// a graph is captured; [`Error::Ahead`](crate::Error::Ahead) for what went wrong in the background before.
     fn grow(&mut self, bytes: u64) -> Result<Growth>;
 
     /// Makes a growth final.
@@ -99,6 +115,28 @@ pub trait Backing: Send + Sync + fmt::Debug + sealed::Sealed {
     /// # Errors
     /// As for [`shrink`](Self::shrink), if the event has passed already.
     fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk>;
+
+    /// Keeps memory mapped ahead of a length of `len` from now on; a block is there already.
+    ///
+    /// # Errors
+    /// [`Error::NoThread`](crate::Error::NoThread); to turn it off, those of [`flush_ahead`](Self::flush_ahead).
+    fn grow_ahead(&mut self, policy: AheadPolicy, len: u64) -> Result<()>;
+
+    /// Takes what is needed for `bytes` of what is there for growth to come, and [looks ahead](Self::look_ahead) of that.
+    /// None if it is not there, or if something has to be said first: then [`grow`](Self::grow) does it.
+    fn take_ahead(&mut self, bytes: u64) -> Option<Reach>;
+
+    /// Says how long the buffer is. Returns up to which length, no more than is committed, it need not be said again.
+    fn look_ahead(&mut self, len: u64) -> u64;
+
+    /// Gives up what is there for growth to come, until the next [`look_ahead`](Self::look_ahead). Returns how much.
+    ///
+    /// # Errors
+    /// What the driver says; [`Error::Capturing`](crate::Error::Capturing).
+    fn flush_ahead(&mut self) -> Result<Bytes>;
+
+    /// The memory is never given back: what is not the buffer's goes, and nobody works for it any more.
+    fn leave_to_itself(&mut self);
 
     /// A file descriptor for the mapped chunk with this number, by which another process can have it too.
     ///
@@ -146,23 +184,66 @@ pub struct Growth {
     /// The block that was left.
     old_block: Option<contiguous::Block>,
     /// What waited for events before some of it was taken back.
-    retiring: Option<retire::RetireList>,
+    retiring: Option<span::Waiting>,
+    /// What the owner had before, where it takes more of a span.
+    granted: u64,
+    takes: bool,
+    /// How many of the chunks, from the first on, were in hand.
+    prepared: usize,
+    /// The background is kept off until it is settled.
+    held: bool,
 }
 
 impl Growth {
     const fn nothing(from: u64) -> Self {
-        Self { from, fresh: Vec::new(), old_block: None, retiring: None }
+        Self {
+            from,
+            fresh: Vec::new(),
+            old_block: None,
+            retiring: None,
+            granted: 0,
+            takes: false,
+            prepared: 0,
+            held: false,
+        }
     }
 
     /// Waits for the events of memory that it took back: work queued before them may still write there.
     pub(crate) fn wait(&self) -> Result<()> {
-        self.retiring.as_ref().map_or(Ok(()), retire::RetireList::wait_for_all)
+        self.retiring.iter().flat_map(span::Waiting::waiting).try_for_each(|event| event.wait())
     }
 
     /// Whether anything new was committed.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.fresh.is_empty() && self.old_block.is_none() && self.retiring.is_none()
+        self.fresh.is_empty() && self.old_block.is_none() && !self.takes
     }
+
+    /// Whether it took no call of the driver to commit it.
+    pub(crate) fn was_there(&self) -> bool {
+        self.fresh.is_empty() && self.takes
+    }
+}
+
+/// How far a buffer reaches after it [took](Backing::take_ahead) what was there.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Reach {
+    /// Committed now.
+    pub committed: u64,
+    /// Up to here nothing has to be looked at again.
+    pub limit: u64,
+    /// Whether any of it was not committed before.
+    pub took: bool,
+}
+
+/// What was given up and waits for events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Retiring {
+    /// How many shrinks wait for an event that was not seen to have passed.
+    pub shrinks: usize,
+    /// How many bytes wait.
+    pub bytes: u64,
 }
 
 /// What a shrink did.
@@ -187,6 +268,8 @@ pub struct Shrunk {
     pub retiring: Bytes,
     /// What stays committed.
     pub committed: Bytes,
+    /// How long a [deferred](crate::Quiesce::Deferred) shrink waited all the same, because too much waited already.
+    pub waited: Option<Duration>,
     /// Why more than asked for stays, where it does.
     pub why: Option<String>,
 }
@@ -198,6 +281,9 @@ impl fmt::Display for Shrunk {
             write!(f, "{} wait for their event, ", self.retiring)?;
         }
         write!(f, "{} stay", self.committed)?;
+        if let Some(waited) = self.waited {
+            write!(f, ", after waiting {waited:?} for earlier ones")?;
+        }
         match &self.why {
             Some(why) => write!(f, ": {why}"),
             None => Ok(()),

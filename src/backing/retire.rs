@@ -1,44 +1,59 @@
 //! Memory that was given up and waits for an event before it is unmapped.
 //!
 //! ```text
-//! base          committed      later shrinks         earlier shrinks     mapped
+//! base          ready          later shrinks         earlier shrinks     mapped
 //!  |    in use     | waits for event 3 | waits for event 2 | waits for event 1 |
 //!                  front                                                   back
 //! ```
-//! A buffer that grows again takes memory back from the front; what has passed is unmapped from the back.
+//! A buffer that grows again takes memory back from the front; what has passed is unmapped from the back. The list says
+//! what waits; whoever holds the lock on the span sees to the memory.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use crate::error::Result;
-use crate::quiesce::Point;
 
-/// The most entries of one buffer. One more waits for the oldest.
-const MOST: usize = 64;
+/// What memory waits for.
+pub(super) trait Passing: Clone {
+    /// Whether it is over.
+    fn is_reached(&self) -> Result<bool>;
+}
 
 #[derive(Clone, Debug)]
-struct Retiring {
+struct Retiring<E> {
     /// Where it begins, in bytes from the base. It ends where the next begins.
     start: u64,
-    event: Arc<Point>,
+    /// None if there is nothing to wait for, or no more.
+    event: Option<E>,
 }
 
 /// What of one span waits, by offset.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RetireList(VecDeque<Retiring>);
+#[derive(Clone, Debug)]
+pub(super) struct RetireList<E>(VecDeque<Retiring<E>>);
 
-impl RetireList {
+impl<E> Default for RetireList<E> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<E: Passing> RetireList<E> {
     /// Where the waiting memory begins; none if none waits.
     pub(super) fn start(&self) -> Option<u64> {
         self.0.front().map(|first| first.start)
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.0.len() >= MOST
+    /// How many events are waited for.
+    pub(super) fn events(&self) -> usize {
+        self.waiting().count()
     }
 
-    /// Lets memory from `start` up to what waits already wait for `event`.
-    pub(super) fn push(&mut self, start: u64, event: Arc<Point>) {
+    /// The events that are waited for, the oldest first.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &E> {
+        self.0.iter().rev().filter_map(|retiring| retiring.event.as_ref())
+    }
+
+    /// Lets memory from `start` up to what waits already wait for `event`, or for nothing.
+    pub(super) fn push(&mut self, start: u64, event: Option<E>) {
         self.0.push_front(Retiring { start, event });
     }
 
@@ -67,25 +82,55 @@ impl RetireList {
         }
     }
 
-    /// Where the memory begins of which all events up to the back have passed; none if the last has not.
-    pub(super) fn passed(&self) -> Result<Option<u64>> {
+    /// Where the memory begins of which all events up to the back have passed; none if the last has not. An event that has
+    /// passed is let go.
+    pub(super) fn passed(&mut self) -> Result<Option<u64>> {
         let mut from = None;
-        for retiring in self.0.iter().rev() {
-            if !retiring.event.is_reached()? {
+        for retiring in self.0.iter_mut().rev() {
+            if let Some(event) = &retiring.event
+                && !event.is_reached()?
+            {
                 break;
             }
+            retiring.event = None;
             from = Some(retiring.start);
         }
         Ok(from)
     }
+}
 
-    /// Waits for the oldest event.
-    pub(super) fn wait_for_oldest(&self) -> Result<()> {
-        self.0.back().map_or(Ok(()), |last| last.event.wait())
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    impl Passing for Rc<Cell<bool>> {
+        fn is_reached(&self) -> Result<bool> {
+            Ok(self.get())
+        }
     }
 
-    /// Waits for all events.
-    pub(super) fn wait_for_all(&self) -> Result<()> {
-        self.0.iter().try_for_each(|retiring| retiring.event.wait())
+    #[test]
+    fn what_has_passed_is_given_up_from_the_back_and_no_further() {
+        let [old, new] = [(); 2].map(|()| Rc::new(Cell::new(false)));
+        let mut list = RetireList::default();
+        list.push(90, None);
+        list.push(60, Some(Rc::clone(&old)));
+        list.push(20, Some(Rc::clone(&new)));
+        assert_eq!((list.start(), list.events()), (Some(20), 2));
+        assert_eq!(list.passed().unwrap(), Some(90), "there was nothing to wait for");
+        new.set(true);
+        assert_eq!(list.passed().unwrap(), Some(90), "the older lies above, and has not passed");
+        old.set(true);
+        assert_eq!(list.passed().unwrap(), Some(20));
+        assert_eq!((list.events(), Rc::strong_count(&old)), (0, 1), "let go");
+        list.cut(60);
+        assert_eq!(list.start(), Some(20));
+        list.reclaim(40);
+        assert_eq!(list.start(), Some(40));
+        list.cut(40);
+        assert_eq!(list.start(), None);
     }
 }

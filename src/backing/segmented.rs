@@ -1,179 +1,50 @@
 //! Chunks under a span: the backing that grows and shrinks in place.
 
 use core::fmt;
-use core::panic::AssertUnwindSafe;
+use core::time::Duration;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
-
-use super::retire::RetireList;
-use super::{Backing, Growth, Mode, Shrunk};
+use super::ahead::AheadPolicy;
+use super::grants::{Figures, MOST_GRANULES};
+use super::hooks::MapHooks;
+use super::span::{Core, Locked, Span, Waiting};
+use super::{Backing, Growth, Mode, Reach, Retiring, Shrunk};
+use crate::background::Desk;
 use crate::bytes::Bytes;
-use crate::card::{Card, Drain, Orphan, not_idle};
+use crate::card::{Card, not_idle};
+use crate::driver::{Call, DriverError, DriverErrorKind, Quirks};
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, ChunkPool, Ladder, Sizing, Taken};
 use crate::quiesce::Event;
-use crate::range::{MappedChunk, ReservedRange};
-
-/// What is told of chunks as they come and go, for libraries that register device memory (NCCL, UCX, GPUDirect).
-///
-/// Called on the thread that grows, shrinks or drops the buffer, or on one that gives up memory whose event has passed,
-/// with the buffer's memory locked: do not call its device from here. A panic is logged and goes no further.
-pub trait MapHooks: Send + Sync {
-    /// The chunk was mapped and is accessible.
-    fn mapped(&self, chunk: MappedChunk) {
-        let _ = chunk;
-    }
-
-    /// The chunk is about to be unmapped. Should a shrink fail, it stays mapped and `mapped` is called for it again;
-    /// nothing is said of one that a close or a drop had to leave mapped.
-    fn unmapping(&self, chunk: MappedChunk) {
-        let _ = chunk;
-    }
-}
+use crate::range::{MappedChunk, Rejected, ReservedRange};
 
 /// A [`ReservedRange`] with a sizing rule and a pool.
 pub struct Segmented {
-    pub(super) core: Arc<Mutex<Core>>,
+    pub(super) span: Arc<Span>,
     pub(super) ladder: Ladder,
     pub(super) pool: ChunkPool,
     pub(super) granularity: u64,
     pub(super) base: u64,
+    policy: AheadPolicy,
+    limit: RetireLimit,
+    /// Where the background thread is asked for what, once it is.
+    desk: Option<Desk>,
 }
 
-/// What a thread that gives up memory for others may reach too.
-pub(super) struct Core {
-    pub(super) range: ReservedRange,
-    retiring: RetireList,
-    pub(super) pool: ChunkPool,
-    hooks: Option<Arc<dyn MapHooks>>,
+/// How much of one buffer may wait for events.
+#[derive(Clone, Copy, Debug)]
+pub struct RetireLimit {
+    /// Shrinks; at least one.
+    pub entries: usize,
+    /// Bytes; a quarter of the device's memory if none. One shrink may exceed it if nothing else waits.
+    pub bytes: Option<Bytes>,
 }
 
-impl Core {
-    /// What the buffer has: all that is mapped and does not wait to be unmapped.
-    pub(super) fn committed(&self) -> u64 {
-        self.retiring.start().unwrap_or(self.mapped())
-    }
-
-    pub(super) fn mapped(&self) -> u64 {
-        self.range.mapped().get()
-    }
-
-    /// `[start, end)` of the chunk that `bytes` cuts in two, if it does.
-    pub(super) fn astride(&self, bytes: u64) -> Option<(u64, u64)> {
-        let mut start = 0;
-        self.range.chunks().find_map(|chunk| {
-            let this = (start, start + chunk.bytes.get());
-            start = this.1;
-            (this.0 < bytes && bytes < this.1).then_some(this)
-        })
-    }
-
-    /// The end of the chunk that `bytes` lies in.
-    pub(super) fn chunk_end(&self, bytes: u64) -> u64 {
-        self.astride(bytes).map_or(bytes, |(_, end)| end)
-    }
-
-    pub(super) fn tell_unmapping(&self, from: u64) {
-        self.tell(from, |hooks, chunk| hooks.unmapping(chunk));
-    }
-
-    pub(super) fn tell_mapped(&self, from: u64) {
-        self.tell(from, |hooks, chunk| hooks.mapped(chunk));
-    }
-
-    /// Tells of the chunks that begin at or above `from`.
-    fn tell(&self, from: u64, what: impl Fn(&dyn MapHooks, MappedChunk)) {
-        let from = self.range.base() + from;
-        self.tell_of(self.range.chunks().filter(|chunk| chunk.address >= from), what);
-    }
-
-    /// Tells of chunks. A hook that panics is logged and goes no further: memory is half way from here to there.
-    pub(super) fn tell_of(&self, chunks: impl Iterator<Item = MappedChunk>, what: impl Fn(&dyn MapHooks, MappedChunk)) {
-        let Some(hooks) = &self.hooks else { return };
-        for chunk in chunks {
-            let told = std::panic::catch_unwind(AssertUnwindSafe(|| what(&**hooks, chunk)));
-            if told.is_err() {
-                tracing::error!(device = %self.pool.card().id(), ?chunk, "a hook panicked");
-            }
-        }
-    }
-
-    /// Keeps chunks in the pool; returns how many bytes.
-    pub(super) fn keep(&self, chunks: impl IntoIterator<Item = Chunk>) -> u64 {
-        chunks.into_iter().fold(0, |sum, chunk| {
-            let size = chunk.size();
-            self.pool.put(chunk);
-            sum + size
-        })
-    }
-
-    /// Counts all memory that waits for events among the mapped again while `act` works, and what is left after it as
-    /// waiting.
-    fn with_all_mapped<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        let card = Arc::clone(self.pool.card());
-        let accounts = card.accounts();
-        accounts.retiring.move_to(&accounts.mapped, self.mapped() - self.committed());
-        let result = act(self);
-        accounts.mapped.move_to(&accounts.retiring, self.mapped() - self.committed());
-        result
-    }
-
-    /// Unmaps whole chunks from `bytes` on and keeps them.
-    ///
-    /// # Safety
-    /// As for [`ReservedRange::take_from`].
-    unsafe fn give_up(&mut self, bytes: u64) -> Result<u64> {
-        self.tell_unmapping(bytes);
-        // SAFETY: the contract is the same.
-        let taken = unsafe { self.range.take_from(Bytes::new(bytes)) };
-        let mapped = self.mapped();
-        self.retiring.cut(mapped);
-        match taken {
-            Ok(chunks) => Ok(self.keep(chunks)),
-            Err(rejected) => {
-                // Those that are still mapped were told to be going.
-                self.tell_mapped(bytes);
-                self.keep(rejected.chunks);
-                Err(rejected.error)
-            }
-        }
-    }
-
-    /// Waits for all that waits, and gives it up.
-    pub(super) fn flush(&mut self) -> Result<u64> {
-        self.retiring.wait_for_all()?;
-        match self.retiring.start() {
-            // SAFETY: as in `drain`, after the waiting.
-            Some(from) => self.with_all_mapped(|core| unsafe { core.give_up(from) }),
-            None => Ok(0),
-        }
-    }
-
-    /// [`drain`](Self::drain), where an error only means that memory stays.
-    fn try_drain(&mut self) -> u64 {
-        self.drain().unwrap_or_else(|error| {
-            tracing::debug!(device = %self.pool.card().id(), %error, "memory that waited for an event stays");
-            0
-        })
-    }
-
-    /// Gives up what waits for events that have all passed.
-    fn drain(&mut self) -> Result<u64> {
-        let Some(from) = self.retiring.passed()? else { return Ok(0) };
-        // SAFETY: whoever shrank the buffer recorded the events behind all work that touches the memory from there on,
-        // and they have passed; the host let go of it when the length fell.
-        self.with_all_mapped(|core| unsafe { core.give_up(from) })
-    }
-}
-
-impl Drain for Mutex<Core> {
-    fn drain(&self) -> (u64, bool) {
-        // A span in use drains by itself, and it may be this thread that uses it.
-        let Some(mut core) = self.try_lock() else { return (0, true) };
-        let drained = core.try_drain();
-        (drained, core.retiring.start().is_some())
+impl Default for RetireLimit {
+    fn default() -> Self {
+        Self { entries: 64, bytes: None }
     }
 }
 
@@ -182,76 +53,111 @@ impl Segmented {
         pool: &ChunkPool,
         ladder: Ladder,
         granularity: u64,
+        quirks: &Quirks,
         hooks: Option<Arc<dyn MapHooks>>,
+        limit: RetireLimit,
     ) -> Result<Self> {
+        if ladder.span() / granularity >= MOST_GRANULES {
+            let source = DriverError::new(Call::Reserve, DriverErrorKind::OutOfAddresses)
+                .with_detail(format!("{MOST_GRANULES} chunks of {} or more", Bytes::new(granularity)));
+            return Err(Error::Reserve { asked: Bytes::new(ladder.span()), source });
+        }
         let range = ReservedRange::reserve(pool.card(), ladder.span(), granularity)?;
         let base = range.base();
-        let core = Core { range, retiring: RetireList::default(), pool: pool.clone(), hooks };
-        Ok(Self { core: Arc::new(Mutex::new(core)), ladder, pool: pool.clone(), granularity, base })
+        let span = Span::new(Core::new(range, pool, hooks), ladder, granularity, quirks.map_beside_kernels);
+        let (pool, policy) = (pool.clone(), AheadPolicy::Off);
+        Ok(Self { span, ladder, pool, granularity, base, policy, limit, desk: None })
     }
 
     pub(super) fn card(&self) -> &Arc<Card> {
         self.pool.card()
     }
 
-    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.lock()
+    pub(super) fn core(&self) -> Locked<'_> {
+        self.span.lock()
     }
 
-    /// Lets others on the card give up for us what waits for events.
-    fn register(&self) {
-        let core: Arc<dyn Drain> = Arc::clone(&self.core) as Arc<dyn Drain>;
-        self.card().add_retiring(Arc::downgrade(&core));
+    /// The lock, but in a forked child only if nobody held it when it was forked.
+    fn core_to_look(&self) -> Option<Locked<'_>> {
+        if self.card().gate().is_forked() { self.span.try_lock() } else { Some(self.core()) }
+    }
+
+    /// Lets others on the card, and the background if there is one, give up for us what waits for events.
+    fn register(&mut self) {
+        self.card().add_retiring(self.span.as_drain());
+        if self.desk.is_none()
+            && let Some(background) = self.pool.background().running()
+        {
+            self.desk = Some(background.enter(&self.span.ahead.asks, self.span.as_work()));
+        }
+        if let Some(desk) = &self.desk {
+            desk.watch();
+        }
     }
 
     pub(super) fn shrunk(&self, released: u64, retiring: u64, why: Option<String>) -> Shrunk {
         let committed = Bytes::new(self.core().committed());
-        Shrunk { released: Bytes::new(released), retiring: Bytes::new(retiring), committed, why }
+        Shrunk { released: Bytes::new(released), retiring: Bytes::new(retiring), committed, waited: None, why }
     }
 
     /// Undoes a take of chunks that were made for it or not.
     pub(super) fn put_back(&self, chunks: Vec<Chunk>, fresh: Vec<bool>) {
         self.pool.undo_take(chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh }));
     }
-}
 
-impl Backing for Segmented {
-    fn mode(&self) -> Mode {
-        Mode::Virtual
+    /// Where the chunks end that `bytes` takes, of those that follow what is granted.
+    fn grant_end(&self, granted: u64, bytes: u64) -> u64 {
+        granted + self.ladder.sizes(granted, bytes).sum::<u64>()
     }
 
-    fn base(&self) -> u64 {
-        self.base
-    }
-
-    fn committed(&self) -> u64 {
-        self.core().committed()
-    }
-
-    fn reserved(&self) -> u64 {
-        self.ladder.span()
-    }
-
-    fn moves(&self) -> u64 {
-        0
-    }
-
-    fn sizing(&self) -> Option<Sizing> {
-        Some(self.ladder.rule())
-    }
-
-    fn chunks(&self) -> Vec<MappedChunk> {
-        let core = self.core();
-        let end = self.base + core.committed();
-        core.range.chunks().take_while(|chunk| chunk.address < end).collect()
-    }
-
-    fn grow(&mut self, bytes: u64) -> Result<Growth> {
-        let mut core = self.core();
-        let committed = core.committed();
-        if bytes <= committed {
-            return Ok(Growth::nothing(committed));
+    /// Up to where growth of a buffer of `len` bytes need not be looked at. Asks for more ahead where little is left.
+    fn limit_of(&self, figures: Figures, len: u64) -> u64 {
+        let (Some(target), Some(desk)) = (self.policy.target(len, self.granularity), &self.desk) else {
+            return figures.granted;
+        };
+        let there = figures.ready + self.span.prepared();
+        if there >= self.ladder.span() {
+            return figures.granted;
         }
+        let (left, low) = (there.saturating_sub(len), target / 2);
+        let next = if left >= low {
+            there - low
+        } else {
+            self.span.ahead.aim(len.saturating_add(target));
+            desk.want(left < low / 2);
+            // Looked at again well before what is left is used up, in case it comes to nothing.
+            len + (left / 4).max(1)
+        };
+        next.clamp(len.min(figures.granted), figures.granted)
+    }
+
+    /// Maps chunks behind what is mapped. When map entries run out, what need not be mapped is unmapped and it is tried
+    /// once more.
+    fn append(&self, chunks: Vec<Chunk>) -> Result<(), Box<Rejected>> {
+        let append = |chunks| -> Result<(), Box<Rejected>> {
+            let mut core = self.core();
+            let from = core.mapped();
+            core.range.append(chunks)?;
+            core.tell_mapped(from);
+            // Before others may take it back.
+            core.publish();
+            self.span.grant(core.mapped());
+            Ok(())
+        };
+        match append(chunks) {
+            Err(rejected) if matches!(rejected.error, Error::OutOfMaps(_)) && self.card().make_map_entries() > 0 => {
+                append(rejected.chunks)
+            }
+            result => result,
+        }
+    }
+
+    /// Grows beyond what is ready.
+    fn grow_beyond(&mut self, bytes: u64, granted: u64) -> Result<Growth> {
+        if self.card().gate().is_forked() {
+            return Err(Error::Forked);
+        }
+        let mut core = self.core();
         let usable = core.range.usable();
         if bytes > usable {
             return Err(Error::Blocked { asked: Bytes::new(bytes), usable: Bytes::new(usable) });
@@ -267,28 +173,22 @@ impl Backing for Segmented {
             });
             self.card().accounts().mark_peak();
         }
-        let from = core.mapped();
-        // The pool may empty itself and drain other spans: not with this one locked.
-        drop(core);
-        let mut growth = Growth { from, fresh: Vec::new(), old_block: None, retiring: before };
-        if bytes <= from {
+        core.publish();
+        let (from, ready) = (core.mapped(), core.ready());
+        let mut growth = Growth { granted, takes: true, retiring: before, ..Growth::nothing(from) };
+        if bytes <= ready {
+            // It came back, or the background was faster.
+            self.span.grant(self.grant_end(granted, bytes).min(ready));
             return Ok(growth);
         }
-        let mapped = self.pool.take_run(self.ladder.sizes(from, bytes)).and_then(|run| {
-            growth.fresh = run.iter().map(|taken| taken.fresh).collect();
-            let mut core = self.core();
-            let result = core.range.append(run.into_iter().map(|taken| taken.chunk).collect());
-            if result.is_ok() {
-                core.tell_mapped(from);
-            }
-            result.map_err(|rejected| {
-                // Chunks that got stuck are not among those that came back; those before them are, in order, so the
-                // pairing can only be off for a span that is blocked from now on.
-                self.put_back(rejected.chunks, core::mem::take(&mut growth.fresh));
-                rejected.error
-            })
-        });
-        match mapped {
+        self.span.grant(ready);
+        // From here on to the end of the growth nobody else maps anything.
+        core.held = true;
+        growth.held = true;
+        let prepared = core.hand.take_fitting(&self.ladder, from, bytes);
+        // The pool may empty itself and drain other spans: not with this one locked.
+        drop(core);
+        match self.map_from(&mut growth, bytes, prepared) {
             Ok(()) => Ok(growth),
             Err(error) => {
                 growth.fresh.clear();
@@ -298,14 +198,169 @@ impl Backing for Segmented {
         }
     }
 
-    fn settle(&mut self, _: Growth) {}
+    /// Maps chunks up to `bytes`, those that were prepared first; or nothing.
+    fn map_from(&mut self, growth: &mut Growth, bytes: u64, prepared: Vec<Taken>) -> Result<()> {
+        let at = growth.from + prepared.iter().map(|taken| taken.chunk.size()).sum::<u64>();
+        let taken = self.card().check_capture(None).and_then(|()| self.pool.take_run(self.ladder.sizes(at, bytes)));
+        let run = match taken {
+            Ok(run) => run,
+            Err(error) => {
+                self.core().hand.put_first(prepared);
+                return Err(error);
+            }
+        };
+        growth.prepared = prepared.len();
+        let run = prepared.into_iter().chain(run);
+        let (chunks, fresh) = run.map(|taken| (taken.chunk, taken.fresh)).unzip();
+        growth.fresh = fresh;
+        self.append(chunks).map_err(|rejected| {
+            // Chunks that got stuck are not among those that came back; those before them are, in order, so the pairing can
+            // only be off for a span that is blocked from now on.
+            self.unhand(rejected.chunks, growth);
+            rejected.error
+        })
+    }
 
-    fn undo(&mut self, growth: Growth) -> Result<()> {
+    /// Gives chunks of a growth back to where they came from.
+    fn unhand(&self, mut chunks: Vec<Chunk>, growth: &mut Growth) {
+        let mut fresh = core::mem::take(&mut growth.fresh);
+        let prepared = growth.prepared.min(chunks.len());
+        let rest = (chunks.split_off(prepared), fresh.split_off(prepared.min(fresh.len())));
+        let taken = chunks.into_iter().zip(fresh).map(|(chunk, fresh)| Taken { chunk, fresh });
+        self.core().hand.put_first(taken);
+        self.put_back(rest.0, rest.1);
+    }
+
+    /// Gives up what waited and has passed, on this thread.
+    fn drain_now(&self) -> u64 {
+        crate::card::Drain::drain(&*self.span).0
+    }
+
+    /// Makes room on the list for `bytes` more. Returns how long that was waited for, if it was.
+    fn keep_the_bound(&self, bytes: u64) -> Result<Option<Duration>> {
+        let mut began = None;
+        loop {
+            let oldest = {
+                let core = self.core();
+                let waiting = core.mapped() - core.ready();
+                let events = core.retiring.events();
+                if waiting == 0 || events < self.limit.entries.max(1) && self.fits(waiting, bytes) {
+                    break;
+                }
+                core.retiring.waiting().next().cloned()
+            };
+            let Some(oldest) = oldest else {
+                // Nothing is waited for, and it stays all the same.
+                break;
+            };
+            if began.is_none() {
+                tracing::warn!(device = %self.card().id(), "too much memory waits for events; waiting for the oldest");
+                began = Some(Instant::now());
+            }
+            oldest.wait()?;
+            self.drain_now();
+        }
+        Ok(began.map(|began| began.elapsed()))
+    }
+
+    /// Lets whole chunks above `bytes` wait for `event`, and what is mapped ahead for nothing. Returns how much waits for
+    /// events, and what stays.
+    fn let_wait(&mut self, bytes: u64, event: &Event) -> (u64, u64) {
         let mut core = self.core();
+        self.span.ahead.forget();
+        core.epoch += 1;
+        let (start, committed) = (core.chunk_end(bytes), core.committed());
+        let (from, ready) = (core.withdraw(), core.ready());
+        core.with_all_mapped(|core| {
+            if from < ready {
+                core.retiring.push(from, None);
+            }
+            if start < committed {
+                core.retiring.push(start, Some(event.point()));
+            }
+        });
+        (core.mapped() - core.ready() - ready.saturating_sub(from), core.committed())
+    }
+
+    /// Whether so much more may wait.
+    fn fits(&self, waiting: u64, more: u64) -> bool {
+        let most = self.limit.bytes.map_or_else(|| self.card().total() / 4, Bytes::get);
+        waiting.saturating_add(more) <= most
+    }
+}
+
+impl Backing for Segmented {
+    fn mode(&self) -> Mode {
+        Mode::Virtual
+    }
+
+    fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn committed(&self) -> u64 {
+        self.span.figures().granted
+    }
+
+    fn reserved(&self) -> u64 {
+        self.ladder.span()
+    }
+
+    fn moves(&self) -> u64 {
+        0
+    }
+
+    fn sizing(&self) -> Option<Sizing> {
+        Some(self.ladder.rule())
+    }
+
+    fn ahead(&self) -> u64 {
+        let figures = self.span.figures();
+        figures.ready - figures.granted + self.span.prepared()
+    }
+
+    fn retiring(&self) -> Retiring {
+        let Some(core) = self.core_to_look() else { return Retiring::default() };
+        Retiring { shrinks: core.retiring.events(), bytes: core.mapped() - core.ready() }
+    }
+
+    fn chunks(&self) -> Vec<MappedChunk> {
+        let Some(core) = self.core_to_look() else { return Vec::new() };
+        let end = self.base + core.committed();
+        core.range.chunks().take_while(|chunk| chunk.address < end).collect()
+    }
+
+    fn grow(&mut self, bytes: u64) -> Result<Growth> {
+        let figures = self.span.figures();
+        if bytes <= figures.granted {
+            return Ok(Growth::nothing(figures.granted));
+        }
+        self.span.ahead.check()?;
+        if bytes <= figures.ready && self.span.grant(self.grant_end(figures.granted, bytes).min(figures.ready)) {
+            return Ok(Growth { granted: figures.granted, takes: true, ..Growth::nothing(figures.ready) });
+        }
+        self.grow_beyond(bytes, figures.granted)
+    }
+
+    fn settle(&mut self, growth: Growth) {
+        if growth.held {
+            self.core().held = false;
+        }
+    }
+
+    fn undo(&mut self, mut growth: Growth) -> Result<()> {
+        if growth.takes && !growth.held && growth.retiring.is_none() {
+            self.span.leave(growth.granted);
+            return Ok(());
+        }
+        if !growth.takes {
+            return Ok(());
+        }
         let mut result = Ok(());
+        let mut core = self.core();
         if !growth.fresh.is_empty() {
             core.tell_unmapping(growth.from);
-            // SAFETY: the memory was mapped by this growth, which nobody was told of.
+            // SAFETY: the memory was mapped by this growth, which nobody was told of; nobody else has mapped any since.
             let chunks = match unsafe { core.range.take_from(Bytes::new(growth.from)) } {
                 Ok(chunks) => chunks,
                 Err(rejected) => {
@@ -314,16 +369,21 @@ impl Backing for Segmented {
                     rejected.chunks
                 }
             };
-            self.put_back(chunks, growth.fresh);
+            drop(core);
+            self.unhand(chunks, &mut growth);
+            core = self.core();
         }
+        self.span.leave(growth.granted);
         if let Some(retiring) = growth.retiring.filter(|_| result.is_ok()) {
             core.with_all_mapped(|core| {
                 core.retiring = retiring;
+                core.epoch += 1;
                 // Some of it may have passed and gone meanwhile.
                 let mapped = core.mapped();
                 core.retiring.cut(mapped);
             });
         }
+        core.held = false;
         let waits = core.retiring.start().is_some();
         drop(core);
         if waits {
@@ -334,40 +394,60 @@ impl Backing for Segmented {
 
     fn would_release(&self, bytes: u64) -> u64 {
         let core = self.core();
-        core.mapped().saturating_sub(core.chunk_end(bytes))
+        core.mapped() - core.ready() + core.committed().saturating_sub(core.chunk_end(bytes))
     }
 
     unsafe fn shrink(&mut self, bytes: u64) -> Result<Shrunk> {
         let mut core = self.core();
         // What an earlier shrink left waiting lies above, and goes first: the caller does not speak for it.
-        let mut released = core.flush()?;
-        // SAFETY: the caller promises that nothing touches memory from `bytes` on.
-        released += unsafe { core.give_up(bytes) }?;
+        let mut released = core.flush_retiring()?;
+        let committed = core.committed();
+        if core.chunk_end(bytes) < committed {
+            // What is mapped ahead lies above too, and goes along.
+            let ahead = core.mapped() - core.withdraw();
+            // SAFETY: the caller promises that nothing touches memory from `bytes` on.
+            released += unsafe { core.give_up(bytes) }? - ahead;
+        } else if core.mapped() > committed && self.card().check_capture(None).is_ok() {
+            // The shrink is done without that.
+            let _ = core.flush_ahead();
+        }
+        self.span.ahead.forget();
+        core.empty_hand();
         drop(core);
         Ok(self.shrunk(released, 0, None))
     }
 
     fn shrink_later(&mut self, bytes: u64, event: &Event) -> Result<Shrunk> {
         event.check(self.card())?;
-        let mut core = self.core();
-        let mut released = core.try_drain();
-        let start = core.chunk_end(bytes);
-        if start < core.committed() {
-            if core.retiring.is_full() {
-                tracing::warn!(device = %self.card().id(), "too much memory waits for events; waiting for the oldest");
-                core.retiring.wait_for_oldest()?;
-                released += core.try_drain();
-            }
-            core.with_all_mapped(|core| core.retiring.push(start, event.point()));
+        let more = {
+            let core = self.core();
+            core.committed().saturating_sub(core.chunk_end(bytes))
+        };
+        let mut waited = None;
+        // With a background nothing is unmapped here, unless too much waits.
+        let alone = self.pool.background().running().is_none();
+        let mut released = 0;
+        if more > 0 {
+            self.card().check_capture(None)?;
+            released = if alone { self.drain_now() } else { 0 };
+            waited = self.keep_the_bound(more)?;
         }
-        // An event that has passed already is not waited for.
-        released += core.try_drain();
-        let waiting = core.mapped() - core.committed();
-        drop(core);
+        let (mut waiting, committed) = self.let_wait(bytes, event);
+        if alone && more > 0 {
+            // An event that has passed already is not waited for.
+            released += self.drain_now();
+            waiting = self.retiring().bytes;
+        }
+        // The background is told last: it wants the lock.
         if waiting > 0 {
             self.register();
         }
-        Ok(self.shrunk(released, waiting, None))
+        if let Some(desk) = &self.desk {
+            // What is in hand goes back there.
+            desk.want(false);
+        }
+        let (released, retiring, committed) = (Bytes::new(released), Bytes::new(waiting), Bytes::new(committed));
+        Ok(Shrunk { released, retiring, committed, waited, why: None })
     }
 
     unsafe fn shrink_exact(&mut self, bytes: u64) -> Result<Shrunk> {
@@ -379,7 +459,70 @@ impl Backing for Segmented {
         Some(self)
     }
 
+    fn grow_ahead(&mut self, policy: AheadPolicy, len: u64) -> Result<()> {
+        if policy == AheadPolicy::Off {
+            self.flush_ahead()?;
+            self.policy = policy;
+            self.core().maps_ahead = false;
+            return Ok(());
+        }
+        if self.card().gate().is_forked() {
+            return Err(Error::Forked);
+        }
+        if self.desk.is_none() {
+            let background = self.pool.start_background()?;
+            self.desk = Some(background.enter(&self.span.ahead.asks, self.span.as_work()));
+        }
+        if self.policy == AheadPolicy::Off {
+            self.card().add_ahead(self.span.as_ahead());
+        }
+        self.core().maps_ahead = true;
+        self.policy = policy;
+        if let (Some(target), Some(desk)) = (policy.target(len, self.granularity), &self.desk) {
+            self.span.ahead.aim(len.saturating_add(target));
+            desk.want(true);
+        }
+        Ok(())
+    }
+
+    fn take_ahead(&mut self, bytes: u64) -> Option<Reach> {
+        let mut figures = self.span.figures();
+        let took = bytes > figures.granted;
+        if took {
+            let end = self.grant_end(figures.granted, bytes).min(figures.ready);
+            if bytes > figures.ready || self.span.ahead.has_failed() || !self.span.grant(end) {
+                return None;
+            }
+            figures.granted = end;
+        }
+        Some(Reach { committed: figures.granted, limit: self.limit_of(figures, bytes), took })
+    }
+
+    fn look_ahead(&mut self, len: u64) -> u64 {
+        self.limit_of(self.span.figures(), len)
+    }
+
+    fn flush_ahead(&mut self) -> Result<Bytes> {
+        if self.policy == AheadPolicy::Off {
+            return Ok(Bytes::ZERO);
+        }
+        if self.card().gate().is_forked() {
+            return Err(Error::Forked);
+        }
+        self.span.ahead.forget();
+        let mut core = self.core();
+        core.epoch += 1;
+        if core.hand.bytes() + core.mapped() - core.committed() > 0 {
+            self.card().check_capture(None)?;
+        }
+        let mapped = core.flush_ahead()?;
+        Ok(Bytes::new(mapped + core.empty_hand()))
+    }
+
     fn export(&mut self, chunk: usize) -> Result<OwnedFd> {
+        if self.card().gate().is_forked() {
+            return Err(Error::Forked);
+        }
         let len = self.chunks().len();
         match self.core().range.chunk_mut(chunk).filter(|_| chunk < len) {
             Some(chunk) => chunk.export(),
@@ -387,17 +530,35 @@ impl Backing for Segmented {
         }
     }
 
+    fn leave_to_itself(&mut self) {
+        let flushed = self.grow_ahead(AheadPolicy::Off, 0);
+        if let Some(desk) = self.desk.take() {
+            desk.leave();
+        }
+        if let Err(error) = flushed {
+            tracing::warn!(device = %self.card().id(), %error, "memory mapped ahead is given away with a buffer");
+            self.core().maps_ahead = false;
+        }
+    }
+
     fn close(&mut self) -> Result<()> {
+        if let Some(desk) = self.desk.take() {
+            desk.leave();
+        }
         let mut core = self.core();
+        core.empty_hand();
         let card = Arc::clone(self.card());
         if core.mapped() > 0 && !card.quiet() {
             let range = core::mem::replace(&mut core.range, ReservedRange::nothing(&card));
-            let (pool, hooks) = (core.pool.clone(), core.hooks.take());
-            let mut orphan = Core { range, retiring: core::mem::take(&mut core.retiring), pool, hooks };
+            let hooks = core.hooks.take();
+            let mut orphan = Core::new(range, &core.pool, hooks);
             let bytes = Bytes::new(orphan.mapped());
             // All of it waits now.
-            card.accounts().mapped.move_to(&card.accounts().retiring, orphan.committed());
-            orphan.retiring = RetireList::default();
+            let waiting = core::mem::take(&mut core.retiring);
+            let ready = waiting.start().unwrap_or(orphan.mapped());
+            card.accounts().mapped.move_to(&card.accounts().retiring, ready);
+            orphan.retiring = Waiting::default();
+            drop(core);
             card.adopt(Box::new(orphan));
             return Err(Error::NotReturned { bytes, source: not_idle() });
         }
@@ -405,40 +566,8 @@ impl Backing for Segmented {
     }
 }
 
-impl Core {
-    /// Gives everything back. The device is idle.
-    fn tear_down(&mut self) -> Result<()> {
-        self.tell_unmapping(0);
-        self.retiring.cut(0);
-        let pool = self.pool.clone();
-        self.range.tear_down(true, |chunk| pool.put(chunk))
-    }
-}
-
-impl Orphan for Core {
-    fn bury(&mut self) -> u64 {
-        let bytes = self.mapped();
-        let accounts = self.pool.card().accounts();
-        accounts.retiring.move_to(&accounts.mapped, bytes);
-        if let Err(error) = self.tear_down() {
-            tracing::warn!(device = %self.pool.card().id(), %error, "not all of a dropped buffer came back");
-        }
-        bytes
-    }
-}
-
-impl fmt::Debug for Core {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("range", &self.range).field("retiring", &self.retiring).finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for Segmented {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Segmented")
-            .field("core", &*self.core())
-            .field("ladder", &self.ladder)
-            .field("pool", &self.pool)
-            .finish_non_exhaustive()
+        f.debug_struct("Segmented").field("span", &self.span).field("policy", &self.policy).finish_non_exhaustive()
     }
 }

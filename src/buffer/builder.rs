@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use std::sync::Arc;
 
 use super::GrowableBuffer;
-use crate::backing::{Fallback, MapHooks};
+use crate::backing::{AheadPolicy, Fallback, MapHooks, RetireLimit};
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -22,6 +22,8 @@ pub struct BufferBuilder<T> {
     fallback: Fallback,
     pool: Option<ChunkPool>,
     hooks: Option<Arc<dyn MapHooks>>,
+    ahead: Option<AheadPolicy>,
+    retire: RetireLimit,
     _elements: PhantomData<fn() -> T>,
 }
 
@@ -34,6 +36,8 @@ impl<T> BufferBuilder<T> {
             fallback: Fallback::default(),
             pool: None,
             hooks: None,
+            ahead: None,
+            retire: RetireLimit::default(),
             _elements: PhantomData,
         }
     }
@@ -69,6 +73,27 @@ impl<T> BufferBuilder<T> {
         self
     }
 
+    /// How much is kept mapped past the length for growth to come, instead of the device's default; see
+    /// [`GrowableBuffer::grow_ahead`].
+    pub const fn ahead(mut self, policy: AheadPolicy) -> Self {
+        self.ahead = Some(policy);
+        self
+    }
+
+    /// How many [deferred](crate::Quiesce::Deferred) shrinks may wait for their events, 64 unless set and at least one.
+    /// One more waits for the oldest.
+    pub const fn max_retiring_shrinks(mut self, shrinks: usize) -> Self {
+        self.retire.entries = shrinks;
+        self
+    }
+
+    /// How much memory of this buffer may wait for events, a quarter of the device's unless set. A
+    /// [deferred](crate::Quiesce::Deferred) shrink that would exceed it waits for the oldest, unless nothing else waits.
+    pub const fn max_retiring(mut self, bytes: Bytes) -> Self {
+        self.retire.bytes = Some(bytes);
+        self
+    }
+
     /// Reserves the span (or allocates the block, as the fallback says). The length is zero.
     ///
     /// # Errors
@@ -76,7 +101,8 @@ impl<T> BufferBuilder<T> {
     ///   [`Error::Overflow`], [`Error::ChunkSize`]: what was asked for cannot be;
     /// * [`Error::OtherDevice`]: the pool belongs to another device;
     /// * [`Error::Reserve`]: so many addresses cannot be had;
-    /// * [`Error::Refused`], [`Error::OutOfMemory`]: virtual memory is off, and the fallback refuses or finds no room.
+    /// * [`Error::Refused`], [`Error::OutOfMemory`]: virtual memory is off, and the fallback refuses or finds no room;
+    /// * [`Error::NoThread`]: memory is to be mapped ahead, and the thread for that cannot be started.
     pub fn build(self) -> Result<GrowableBuffer<T>> {
         let type_name = core::any::type_name::<T>;
         let size = size_of::<T>() as u64;
@@ -112,8 +138,14 @@ impl<T> BufferBuilder<T> {
         request.sizing = self.sizing.unwrap_or(self.device.default_sizing());
         request.fallback = self.fallback;
         request.hooks = self.hooks.clone();
+        request.retire = self.retire;
         let backing = verdict.open(&request)?;
-        Ok(GrowableBuffer::over(&self.device, backing, self.max_len))
+        let mut buffer = GrowableBuffer::over(&self.device, backing, self.max_len);
+        let ahead = self.ahead.unwrap_or(self.device.default_ahead());
+        if ahead != AheadPolicy::Off {
+            buffer.grow_ahead(ahead)?;
+        }
+        Ok(buffer)
     }
 }
 

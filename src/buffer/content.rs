@@ -280,7 +280,7 @@ impl<T> GrowableBuffer<T> {
         T: NoUninit,
     {
         let len = self.len;
-        if self.host_visible && len < self.capacity {
+        if self.host_visible && len < self.limit {
             // SAFETY: the element at `len` is committed, and so within the buffer, which is one allocation.
             let place = unsafe { self.data().add(len) };
             // SAFETY: the host may write there, the base and all sizes are aligned for `T`, and the memory is ours

@@ -13,7 +13,7 @@ pub use builder::BufferBuilder;
 pub use loan::{Loan, Returned};
 pub use set::{BufferSet, Member};
 
-use crate::backing::{Backing, Growth, Mode, Shrunk};
+use crate::backing::{AheadPolicy, Backing, Growth, Mode, Shrunk};
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::driver::{DriverResult, Gate, RawStream};
@@ -60,10 +60,15 @@ pub struct GrowableBuffer<T> {
     /// a store.
     base: u64,
     capacity: usize,
+    /// Growing up to here, no more than the capacity, is nobody's business; beyond, memory may have to be mapped ahead.
+    limit: usize,
     len: usize,
     max_len: usize,
     grows: u64,
+    grows_without_calls: u64,
     shrinks: u64,
+    /// Whether memory is mapped ahead.
+    ahead: bool,
     /// Closed or leaked: nothing is left to give back.
     done: bool,
     /// Whether the host may touch the memory, which only we have.
@@ -97,10 +102,13 @@ impl<T> GrowableBuffer<T> {
             backing,
             base: 0,
             capacity: 0,
+            limit: 0,
             len: 0,
             max_len,
             grows: 0,
+            grows_without_calls: 0,
             shrinks: 0,
+            ahead: false,
             done: false,
             host_visible: device.info().host_visible,
             shared: false,
@@ -114,9 +122,23 @@ impl<T> GrowableBuffer<T> {
     /// Follows the backing after it changed.
     fn refresh(&mut self) {
         self.base = self.backing.base();
-        let elements = self.backing.committed() / size_of::<T>() as u64;
-        self.capacity = usize::try_from(elements).unwrap_or(usize::MAX).min(self.max_len);
+        self.capacity = self.elements_in(self.backing.committed());
         self.len = self.len.min(self.capacity);
+        // Where memory is mapped ahead, the next growth is looked at.
+        self.limit = if self.ahead { self.len } else { self.capacity };
+    }
+
+    /// Lets memory be mapped ahead of the present length.
+    fn look_ahead(&mut self) {
+        if self.ahead {
+            let limit = self.backing.look_ahead(self.bytes_of(self.len));
+            self.limit = self.elements_in(limit).clamp(self.len, self.capacity);
+        }
+    }
+
+    /// How many whole elements there are in so many bytes, and no more than `max_len`.
+    fn elements_in(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / size_of::<T>() as u64).unwrap_or(usize::MAX).min(self.max_len)
     }
 
     /// The device address of the first element, the same for the buffer's whole life unless the fallback lets it
@@ -151,7 +173,7 @@ impl<T> GrowableBuffer<T> {
         self.max_len
     }
 
-    /// What has memory under it.
+    /// What has memory under it, not counting what is mapped [ahead](Self::grow_ahead).
     #[must_use]
     pub fn committed(&self) -> Bytes {
         Bytes::new(self.backing.committed())
@@ -189,7 +211,8 @@ impl<T> GrowableBuffer<T> {
         Ok(fd)
     }
 
-    /// The mapped chunks in order of address, for those who register memory chunk by chunk; none in contiguous mode.
+    /// The mapped chunks in order of address, for those who register memory chunk by chunk, but for those mapped
+    /// [ahead](Self::grow_ahead); none in contiguous mode.
     #[must_use]
     pub fn chunks(&self) -> Vec<MappedChunk> {
         self.backing.chunks()
@@ -198,14 +221,19 @@ impl<T> GrowableBuffer<T> {
     /// What the buffer has and did.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let retiring = self.backing.retiring();
         Stats {
             mode: self.mode(),
             sizing: self.backing.sizing(),
             bytes_in_use: Bytes::new(self.bytes_of(self.len)),
             bytes_committed: self.committed(),
+            bytes_ahead: Bytes::new(self.backing.ahead()),
+            bytes_retiring: Bytes::new(retiring.bytes),
+            retiring: retiring.shrinks,
             bytes_reserved: Bytes::new(self.backing.reserved()),
             chunks: self.backing.chunks().len(),
             grows: self.grows,
+            grows_without_calls: self.grows_without_calls,
             shrinks: self.shrinks,
             moves: self.moves(),
         }
@@ -220,26 +248,77 @@ impl<T> GrowableBuffer<T> {
         Error::BeyondMax { asked, len: self.len, max_len: self.max_len }
     }
 
+    /// Keeps memory mapped past the length, so that a growth inside it takes no call of the driver: a few loads and stores.
+    /// From now on, and after a shrink from the next growth on; what was asked before holds no more.
+    ///
+    /// A thread of the buffer's pool, `growspan-ahead`, does the mapping. It is started at first use and ends with the
+    /// pool. Where it falls behind, the growth maps for itself. Chunks are as they would be without it, and there is at
+    /// least one ahead. They are not [committed](Self::committed): before memory is called short on the device, what is
+    /// ahead of all its buffers is taken back. What goes wrong in the background is said once, as [`Error::Ahead`], by the
+    /// next growth that leaves committed memory. That memory, open files or map entries are short is not said: who needs
+    /// them asks, and is told then. In contiguous mode this does nothing.
+    ///
+    /// Nothing is mapped while a graph is captured, as far as the driver tells.
+    ///
+    /// # Errors
+    /// [`Error::NoThread`]; to turn it off, those of [`flush_ahead`](Self::flush_ahead). It is then as it was.
+    pub fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()> {
+        self.backing.grow_ahead(policy, self.bytes_of(self.len))?;
+        self.ahead = policy != AheadPolicy::Off && self.mode() == Mode::Virtual;
+        self.refresh();
+        self.look_ahead();
+        Ok(())
+    }
+
+    /// Gives up what is there for growth to come, mapped or not: to the pool, or to the driver where the pool is full.
+    /// Returns how much. Nothing is mapped ahead until the next growth.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`]; what the driver says. What is ahead then stays.
+    pub fn flush_ahead(&mut self) -> Result<Bytes> {
+        let flushed = self.backing.flush_ahead();
+        self.refresh();
+        flushed
+    }
+
     /// Grows to `len` elements; does nothing if there are as many. Inside committed memory it is a compare and a
-    /// store.
+    /// store, inside what is mapped [ahead](Self::grow_ahead) a few more.
     ///
     /// Memory that comes back from a [deferred](Quiesce::Deferred) shrink may still be written by the work that the
     /// shrink was to wait for: queue what uses it behind that work.
     ///
     /// # Errors
     /// [`Error::BeyondMax`]; [`Error::OutOfMemory`], [`Error::OutOfFiles`], [`Error::OutOfMaps`] with the figures, after
-    /// the pool was emptied and it was tried once more; what the driver says. The buffer is then as it was.
+    /// the pool was emptied and it was tried once more; [`Error::Ahead`]; what the driver says. The buffer is then as it
+    /// was. Inside committed memory it never fails.
     #[inline]
     pub fn grow_to(&mut self, len: usize) -> Result<()> {
-        if len <= self.capacity {
+        if len <= self.limit {
             self.len = self.len.max(len);
             return Ok(());
         }
         self.grow_slow(len)
     }
 
-    #[cold]
+    /// Growth that has to be looked at. Not said to be cold: where memory is mapped ahead it is an ordinary one.
+    #[inline(never)]
     fn grow_slow(&mut self, len: usize) -> Result<()> {
+        if self.ahead
+            && len <= self.max_len
+            && let Some(reach) = self.backing.take_ahead(self.bytes_of(len))
+        {
+            self.grows += u64::from(reach.took);
+            self.grows_without_calls += u64::from(reach.took);
+            self.len = self.len.max(len);
+            self.capacity = self.elements_in(reach.committed);
+            self.limit = self.elements_in(reach.limit).clamp(self.len, self.capacity);
+            return Ok(());
+        }
+        self.grow_with_calls(len)
+    }
+
+    #[cold]
+    fn grow_with_calls(&mut self, len: usize) -> Result<()> {
         let growth = self.begin_growth(len)?;
         self.settle_growth(growth, len);
         Ok(())
@@ -306,11 +385,7 @@ impl<T> GrowableBuffer<T> {
         if len > self.max_len {
             return Err(self.beyond(len));
         }
-        let bytes = self.bytes_of(len);
-        if bytes > self.backing.committed() {
-            self.device.card().check_capture(None)?;
-        }
-        let result = self.backing.grow(bytes);
+        let result = self.backing.grow(self.bytes_of(len));
         if result.is_err() {
             // A growth that could not be undone may have cost some of the span.
             self.refresh();
@@ -320,9 +395,11 @@ impl<T> GrowableBuffer<T> {
 
     fn settle_growth(&mut self, growth: Growth, len: usize) {
         self.grows += u64::from(!growth.is_nothing());
+        self.grows_without_calls += u64::from(growth.was_there());
         self.backing.settle(growth);
         self.refresh();
         self.len = self.len.max(len);
+        self.look_ahead();
     }
 
     fn undo_growth(&mut self, growth: Growth) -> Result<()> {
@@ -362,12 +439,11 @@ impl<T> GrowableBuffer<T> {
 
     fn shrink_now(&mut self, len: usize, quiesce: &Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len, quiesce)?;
-        let result = if self.backing.would_release(bytes) == 0 {
-            // SAFETY: no chunk lies wholly above, so nothing is unmapped.
-            unsafe { self.backing.shrink(bytes) }
-        } else if let Quiesce::Deferred(event) = quiesce {
-            self.device.card().check_capture(None)?;
+        let result = if let Quiesce::Deferred(event) = quiesce {
             self.backing.shrink_later(bytes, event)
+        } else if self.backing.would_release(bytes) == 0 {
+            // SAFETY: no chunk that was the buffer's lies wholly above, so at most goes what nobody was told of.
+            unsafe { self.backing.shrink(bytes) }
         } else {
             self.device.card().check_capture(None)?;
             quiesce.wait(self.device.card())?;
@@ -400,6 +476,9 @@ impl<T> GrowableBuffer<T> {
 
     /// That a shrink makes sense, also where it has nothing to give up or to wait for.
     fn check_shrink(&self, len: usize, quiesce: &Quiesce<'_>) -> Result<u64> {
+        if self.device.card().gate().is_forked() {
+            return Err(Error::Forked);
+        }
         if len > self.len {
             return Err(Error::ShrinkAboveLen { asked: len, len: self.len });
         }
@@ -436,9 +515,12 @@ impl<T> GrowableBuffer<T> {
         self.backing.close()
     }
 
-    /// Gives the memory away for the rest of the process: nothing is unmapped, at exit neither.
+    /// Gives the memory away for the rest of the process: nothing of it is unmapped, at exit neither. What is mapped ahead
+    /// is not among it, and goes.
     pub fn leak(mut self) -> Leaked {
         self.done = true;
+        self.backing.leave_to_itself();
+        self.refresh();
         let leaked = Leaked { device_ptr: self.base, len: self.len, capacity: self.capacity };
         core::mem::forget(self);
         leaked

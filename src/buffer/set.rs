@@ -184,13 +184,16 @@ impl BufferSet {
         }
         self.members.iter().try_for_each(|member| member.check(quiesce))?;
         self.truncate(rows);
-        let mut all = Shrunk { released: Bytes::ZERO, retiring: Bytes::ZERO, committed: Bytes::ZERO, why: None };
+        let mut all =
+            Shrunk { released: Bytes::ZERO, retiring: Bytes::ZERO, committed: Bytes::ZERO, waited: None, why: None };
         let mut first = None;
         for member in &mut self.members {
             match member.give_up(quiesce) {
                 Ok(shrunk) => {
                     all.released = Bytes::new(all.released.get() + shrunk.released.get());
                     all.retiring = Bytes::new(all.retiring.get() + shrunk.retiring.get());
+                    all.waited =
+                        shrunk.waited.map_or(all.waited, |waited| Some(all.waited.unwrap_or_default() + waited));
                     all.why = all.why.or(shrunk.why);
                 }
                 Err(error) => {

@@ -57,11 +57,21 @@ pub struct Quirks {
     pub max_pin: Option<Bytes>,
     /// Why virtual memory stays off without a check, where the runtime is known not to bear one.
     pub off: Option<String>,
+    /// Whether memory may be mapped in the background while kernels run. Where not, what grows ahead of need only makes
+    /// its chunks ready there, and the growth that needs them maps them.
+    pub map_beside_kernels: bool,
 }
 
 impl Default for Quirks {
     fn default() -> Self {
-        Self { uniform_chunks_only: false, max_chunk: Bytes::gib(1), settle: Duration::ZERO, max_pin: None, off: None }
+        Self {
+            uniform_chunks_only: false,
+            max_chunk: Bytes::gib(1),
+            settle: Duration::ZERO,
+            max_pin: None,
+            off: None,
+            map_beside_kernels: true,
+        }
     }
 }
 

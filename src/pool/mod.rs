@@ -23,6 +23,7 @@ pub use policy::{PoolPolicy, PoolStats, Prewarm, Prewarmed};
 
 use kept::Kept;
 
+use crate::background::{self, Background};
 use crate::bytes::Bytes;
 use crate::card::{Card, GiveWay};
 use crate::driver::{ChunkProps, DriverError};
@@ -59,6 +60,7 @@ struct Inner {
     props: ChunkProps,
     left_out: Vec<(&'static str, String)>,
     state: Mutex<State>,
+    background: Background,
 }
 
 struct State {
@@ -104,7 +106,8 @@ impl ChunkPool {
         left_out: Vec<(&'static str, String)>,
     ) -> Self {
         let state = Mutex::new(State { kept: Kept::default(), policy });
-        let this = Self { inner: Arc::new(Inner { card: Arc::clone(card), props, left_out, state }) };
+        let background = Background::default();
+        let this = Self { inner: Arc::new(Inner { card: Arc::clone(card), props, left_out, state, background }) };
         let pool: Arc<dyn GiveWay> = Arc::clone(&this.inner) as Arc<dyn GiveWay>;
         let pool: Weak<dyn GiveWay> = Arc::downgrade(&pool);
         card.add_pool(pool);
@@ -224,6 +227,20 @@ impl ChunkPool {
         &self.inner.card
     }
 
+    /// The thread that works for the pool's buffers, if it was started.
+    pub(crate) fn background(&self) -> &Background {
+        &self.inner.background
+    }
+
+    /// The same, started if need be.
+    pub(crate) fn start_background(&self) -> Result<Arc<background::Shared>> {
+        let (shared, started) = self.inner.background.start()?;
+        if started {
+            self.inner.card.add_background(Arc::downgrade(&shared));
+        }
+        Ok(shared)
+    }
+
     /// Chunks of all the sizes, or none.
     pub(crate) fn take_run(&self, sizes: impl Iterator<Item = u64>) -> Result<Vec<Taken>> {
         let mut run = Vec::new();
@@ -303,7 +320,7 @@ impl ChunkPool {
             }
             match Chunk::create_once(&self.inner.card, size, self.inner.props) {
                 Ok(chunk) => fresh.push(chunk),
-                Err(error) if error.is_short() => {
+                Err(error) if error.is_shortage() => {
                     why = Some(error.to_string());
                     break;
                 }

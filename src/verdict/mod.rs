@@ -17,7 +17,7 @@ pub use report::{Outcome, Report, Step, StepReport};
 
 pub(crate) use probe::{asked, decide};
 
-use crate::backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, Segmented};
+use crate::backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, RetireLimit, Segmented};
 use crate::bytes::Bytes;
 use crate::driver::{CheckForm, Quirks};
 use crate::error::{Error, Result};
@@ -63,6 +63,8 @@ pub struct BackingRequest<'a> {
     pub pool: &'a ChunkPool,
     /// Who is told of chunks as they come and go.
     pub hooks: Option<Arc<dyn MapHooks>>,
+    /// How much may wait for events.
+    pub retire: RetireLimit,
 }
 
 impl fmt::Debug for BackingRequest<'_> {
@@ -87,6 +89,7 @@ impl<'a> BackingRequest<'a> {
             fallback: Fallback::default(),
             pool,
             hooks: None,
+            retire: RetireLimit::default(),
         }
     }
 }
@@ -156,6 +159,7 @@ impl Verdict for Decided {
             return Ok(Box::new(FallbackContiguous::open(card, request.bytes, request.align, request.fallback)?));
         }
         let ladder = Ladder::new(request.sizing, request.bytes, self.granularity, &self.quirks, card.files_in_all())?;
-        Ok(Box::new(Segmented::open(request.pool, ladder, self.granularity, request.hooks.clone())?))
+        let (hooks, retire) = (request.hooks.clone(), request.retire);
+        Ok(Box::new(Segmented::open(request.pool, ladder, self.granularity, &self.quirks, hooks, retire)?))
     }
 }

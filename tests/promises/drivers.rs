@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use growspan::driver::host::{HostDriver, HostOptions};
 use growspan::driver::sim::{Personality, SimDriver, SimOptions};
-use growspan::{Bytes, Device, DeviceOptions, Mode, Sizing};
+use growspan::{AheadPolicy, Bytes, Device, DeviceOptions, Mode, Sizing};
 
 use crate::GRANULE;
 use crate::world::{World, units};
@@ -17,16 +17,27 @@ pub(crate) fn card() -> SimOptions {
         .info(|info| info.wants_2_mib = false)
 }
 
+/// What buffers keep ahead in those worlds where they do: two of the small chunks or one of the larger.
+pub(crate) const AHEAD: AheadPolicy = AheadPolicy::Bytes(Bytes::new(2 * GRANULE as u64));
+
 impl World {
     pub(crate) fn host(options: DeviceOptions) -> Self {
+        Self::host_ahead(options, AheadPolicy::Off)
+    }
+
+    pub(crate) fn host_ahead(options: DeviceOptions, ahead: AheadPolicy) -> Self {
         let memory = HostOptions::default().with_capacity(Bytes::mib(512)).with_granularity(Bytes::new(GRANULE as u64));
         let host = HostDriver::open(memory).unwrap();
-        Self::over("host", Arc::new(host), None, options)
+        Self::ahead_over("host", Arc::new(host), None, options, ahead)
     }
 
     pub(crate) fn sim(options: SimOptions, device: DeviceOptions) -> Self {
+        Self::sim_ahead(options, device, AheadPolicy::Off)
+    }
+
+    pub(crate) fn sim_ahead(options: SimOptions, device: DeviceOptions, ahead: AheadPolicy) -> Self {
         let sim = options.build();
-        Self::over("sim", sim.driver(), Some(sim), device)
+        Self::ahead_over("sim", sim.driver(), Some(sim), device, ahead)
     }
 
     pub(crate) fn personality(personality: Personality, device: DeviceOptions) -> Self {
@@ -44,8 +55,13 @@ impl World {
 pub(crate) fn worlds() -> Vec<World> {
     let options = DeviceOptions::new;
     let bound = |personality| World::sim(card().personality(personality), options());
+    let two_phases = card().info(|info| info.quirks.map_beside_kernels = false);
     vec![
         World::host(options()),
+        World::host_ahead(options(), AHEAD),
+        World::sim_ahead(card(), options(), AHEAD),
+        World::sim_ahead(card(), options().pool_keep(Bytes::ZERO).sizing(Sizing::Exact), AHEAD),
+        World::sim_ahead(two_phases, options(), AHEAD),
         World::host(options().contiguous(true)),
         World::host(options().pool_keep(Bytes::ZERO)),
         World::sim(card(), options()),

@@ -73,6 +73,7 @@ impl Operation {
         buffer.grow_to(self.earlier.max(self.start)).unwrap();
         shrink(&mut buffer, self.start);
         stamp(&mut buffer, self.start);
+        world.warm(&mut buffer);
         buffer
     }
 }
@@ -100,6 +101,8 @@ pub(crate) fn a_failed_operation_changes_nothing() {
 
                 world.faults.arm(FaultPlan::nth(k));
                 let result = (operation.act)(&mut buffer);
+                // What the background does for it may fail too.
+                world.settle();
                 world.faults.disarm();
                 let struck = world.faults.struck();
 
@@ -175,6 +178,7 @@ pub(crate) fn a_set_grows_as_one_or_not_at_all() {
 
                 world.faults.arm(FaultPlan::nth(k));
                 let result = set.grow_to(1_000);
+                world.settle();
                 world.faults.disarm();
                 let struck = world.faults.struck();
 

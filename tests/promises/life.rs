@@ -219,7 +219,7 @@ pub(crate) fn fallbacks_do_as_they_say() {
 
 pub(crate) fn what_one_buffer_gives_up_the_next_takes_without_a_new_chunk() {
     let mut seen = 0;
-    for world in worlds().into_iter().filter(World::keeps_chunks) {
+    for world in worlds().into_iter().filter(|world| world.keeps_chunks() && !world.maps_ahead()) {
         let mut first = world.buffer();
         let mut second = world.buffer();
         first.grow_to(60 * UNIT).unwrap();
@@ -409,15 +409,23 @@ pub(crate) fn hooks_are_told_of_every_chunk() {
             .build()
             .unwrap();
         let told = || (count.mapped.load(Ordering::Relaxed), count.unmapped.load(Ordering::Relaxed));
-        let has = |buffer: &GrowableBuffer<u8>| buffer.committed().get() as usize;
+        let check = |buffer: &GrowableBuffer<u8>| {
+            world.settle();
+            let ((mapped, unmapped), stats) = (told(), buffer.stats());
+            // Where mapping has two phases, what is ahead is not mapped yet.
+            let beside = world.device.verdict().quirks().map_beside_kernels;
+            let ahead = if beside { stats.bytes_ahead.get() as usize } else { 0 };
+            assert_eq!(mapped - unmapped, stats.bytes_committed.get() as usize + ahead, "{}", world.name);
+            (mapped, unmapped)
+        };
         buffer.grow_to(50 * UNIT).unwrap();
-        let first = has(&buffer);
-        assert_eq!(told(), (first, 0), "{}", world.name);
+        let (first, none) = check(&buffer);
+        assert_eq!(none, 0, "{}", world.name);
         buffer.shrink_to(30 * UNIT, Quiesce::Device).unwrap();
-        assert_eq!(told(), (first, first - has(&buffer)), "{}", world.name);
+        let (still, gone) = check(&buffer);
+        assert!(still == first && gone <= first, "{}", world.name);
         buffer.shrink_exact(27 * UNIT, Quiesce::Device).unwrap();
-        let (mapped, unmapped) = told();
-        assert_eq!(mapped - unmapped, has(&buffer), "{}", world.name);
+        check(&buffer);
         buffer.close().unwrap();
         let (mapped, unmapped) = told();
         assert_eq!(mapped, unmapped, "{}", world.name);

@@ -39,6 +39,7 @@ fn as_child() {
         "run out" => run_out_of_files(),
         "maps" => run_out_of_maps(),
         "fork" => fork(),
+        "background" => crate::background::one_thread_per_pool_from_first_use_to_the_end(),
         "exit" => leave_live_buffers(),
         other => panic!("no role {other}"),
     }
@@ -59,6 +60,11 @@ fn use_host(options: DeviceOptions, capacity: Bytes) {
     buffer.as_mut_slice().unwrap()[max_len - 1] = 7;
     println!("limit {}", device.snapshot().open_files.unwrap().limit);
     buffer.close().unwrap();
+}
+
+#[test]
+fn one_thread_per_pool_from_first_use_to_the_end() {
+    child_ok("background", "");
 }
 
 #[test]

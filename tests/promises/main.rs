@@ -4,6 +4,8 @@
 
 use growspan::driver::DriverErrorKind;
 
+mod ahead;
+mod background;
 mod deferred;
 mod drivers;
 mod faults;
@@ -31,6 +33,9 @@ pub(crate) const WINDOW: usize = GRANULE;
 
 /// How many random lives a device sees.
 pub(crate) const SEEDS: u64 = 3;
+
+/// How many random steps threads take together.
+pub(crate) const STEPS: usize = 10_000;
 
 /// Each how many pairs of failures one is tried.
 pub(crate) const SPARSE: u64 = 1;
@@ -60,6 +65,16 @@ macro_rules! on_every_driver {
 }
 
 on_every_driver! {
+    ahead {
+        what_is_ahead_takes_no_call,
+        as_much_is_ahead_as_was_asked_for_and_no_more,
+        flushing_and_shrinking_give_back_what_is_ahead,
+        a_failure_in_the_background_is_said_once_and_costs_nothing,
+        a_shortage_in_the_background_is_not_said,
+        a_buffer_may_shrink_and_go_while_memory_is_mapped_ahead_of_it,
+        threads_with_the_background_among_them,
+        a_set_grows_inside_what_is_ahead_of_its_members,
+    }
     faults {
         a_failed_operation_changes_nothing,
         building_and_dropping_survive_any_failed_call,

@@ -21,9 +21,30 @@ fn hooked(world: &World, hooks: Arc<dyn MapHooks>) -> GrowableBuffer<u8> {
 
 /// What is done right after the next wait for the device.
 type After = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
-/// A driver after whose next wait something is done.
+/// A driver after whose next wait something is done, or after whose next create once it is armed.
 #[derive(Clone)]
-struct Wrap(Arc<dyn Driver>, After);
+pub(crate) struct Wrap(Arc<dyn Driver>, After, Arc<InCreate>);
+
+#[derive(Default)]
+struct InCreate {
+    armed: AtomicBool,
+    act: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Wrap {
+    fn after_wait(driver: Arc<dyn Driver>, after: &After) -> Self {
+        Self(driver, Arc::clone(after), Arc::default())
+    }
+
+    pub(crate) fn after_create(driver: Arc<dyn Driver>, act: impl Fn() + Send + Sync + 'static) -> Self {
+        let armed = AtomicBool::new(false);
+        Self(driver, After::default(), Arc::new(InCreate { armed, act: Some(Box::new(act)) }))
+    }
+
+    pub(crate) fn arm(&self) {
+        self.2.armed.store(true, SeqCst);
+    }
+}
 impl std::fmt::Debug for Wrap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Wrap")
@@ -49,13 +70,21 @@ unsafe impl Driver for Wrap {
         }
         Ok(())
     }
+    fn create(&self, bytes: u64, props: ChunkProps) -> DriverResult<RawHandle> {
+        let created = self.0.create(bytes, props);
+        if self.2.armed.swap(false, SeqCst)
+            && let Some(act) = &self.2.act
+        {
+            act();
+        }
+        created
+    }
     fw! {
         fn support() -> DriverResult<()>;
         fn granularity() -> DriverResult<Granularities>;
         fn memory() -> DriverResult<MemoryInfo>;
         fn limits() -> Option<Arc<dyn ProcessLimits>>;
         fn reserve(b: u64, a: u64) -> DriverResult<u64>;
-        fn create(b: u64, p: ChunkProps) -> DriverResult<RawHandle>;
         fn allocate(b: u64) -> DriverResult<u64>;
         fn event_create() -> DriverResult<RawEvent>;
         #[u] fn free_span(a: u64, b: u64) -> DriverResult<()>;
@@ -113,7 +142,7 @@ impl MapHooks for Slow {
 fn what_is_dropped_after_the_wait_waits_for_the_next() {
     let sim = card().build();
     let after = After::default();
-    let driver = Arc::new(Wrap(sim.driver(), Arc::clone(&after)));
+    let driver = Arc::new(Wrap::after_wait(sim.driver(), &after));
     let world = World::over("sim", driver, Some(sim.clone()), DeviceOptions::new().pool_keep(Bytes::ZERO));
     let mut buffer = world.buffer();
     buffer.grow_to(10 * UNIT).unwrap();
@@ -150,6 +179,38 @@ fn blocks_that_wait_give_way() {
     world.faults.disarm();
     let again = GrowableBuffer::<u8>::builder(&world.device).max_len(64 * UNIT).build();
     assert!(again.is_ok(), "{}", again.unwrap_err());
+}
+
+/// Drains its device, from within a drain and while its buffer is buried.
+struct Drainer(Device);
+impl MapHooks for Drainer {
+    fn unmapping(&self, _: MappedChunk) {
+        self.0.drain();
+    }
+}
+
+#[test]
+fn a_hook_may_drain_from_within_a_drain() {
+    let world = World::sim(card(), DeviceOptions::new().pool_keep(Bytes::ZERO));
+    let mut orphan = hooked(&world, Arc::new(Drainer(world.device.clone())));
+    orphan.grow_to(4 * UNIT).unwrap();
+    world.faults.arm(FaultPlan::every().of(Call::Synchronize));
+    drop(orphan);
+    world.faults.disarm();
+    let mut buffer = hooked(&world, Arc::new(Drainer(world.device.clone())));
+    buffer.grow_to(8 * UNIT).unwrap();
+    let (sim, event) = (world.sim.clone().unwrap(), world.device.event().unwrap());
+    let stream = sim.stream();
+    sim.queue_work(stream, buffer.device_ptr(), 8 * UNIT as u64);
+    event.record(stream).unwrap();
+    buffer.shrink_to(0, Quiesce::Deferred(&event)).unwrap();
+    sim.finish_all();
+    // One that waits for itself is never done.
+    let (device, (tell, told)) = (world.device.clone(), std::sync::mpsc::channel());
+    std::thread::spawn(move || tell.send(device.drain()));
+    assert_eq!(told.recv_timeout(std::time::Duration::from_secs(20)).unwrap(), units(12));
+    drop((buffer, event));
+    world.assert_empty("drained from within");
 }
 
 #[test]

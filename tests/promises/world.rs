@@ -9,7 +9,7 @@ use std::sync::Arc;
 use growspan::driver::Driver;
 use growspan::driver::fault::{FaultControl, FaultPlan, Faulty};
 use growspan::driver::sim::SimDriver;
-use growspan::{Bytes, Device, DeviceOptions, GrowableBuffer, Mode, Quiesce, Sizing, Snapshot};
+use growspan::{AheadPolicy, Bytes, Device, DeviceOptions, GrowableBuffer, Mode, Quiesce, Sizing, Snapshot};
 
 use crate::{GRANULE, SLACK, WINDOW};
 
@@ -39,6 +39,8 @@ pub(crate) struct World {
     pub(crate) device: Device,
     pub(crate) faults: FaultControl,
     pub(crate) sim: Option<SimDriver>,
+    /// How much its buffers map ahead.
+    pub(crate) ahead: AheadPolicy,
     /// Free memory before anything was done.
     free: u64,
 }
@@ -56,14 +58,26 @@ pub(crate) struct Picture {
 impl World {
     /// A device over this driver.
     pub(crate) fn over(name: &str, driver: Arc<dyn Driver>, sim: Option<SimDriver>, options: DeviceOptions) -> Self {
+        Self::ahead_over(name, driver, sim, options, AheadPolicy::Off)
+    }
+
+    /// The same, with buffers that map ahead.
+    pub(crate) fn ahead_over(
+        name: &str,
+        driver: Arc<dyn Driver>,
+        sim: Option<SimDriver>,
+        options: DeviceOptions,
+        ahead: AheadPolicy,
+    ) -> Self {
         let faulty = Faulty::new(driver, FaultPlan::count());
         let faults = faulty.control();
         faults.disarm();
-        let device = options.open(Arc::new(faulty)).unwrap();
+        let device = options.ahead(ahead).open(Arc::new(faulty)).unwrap();
         // Decided here, so that no operation under test makes the check's calls.
         let _ = device.verdict().mode();
         let free = device.memory().unwrap().free;
-        Self { name: name.to_owned(), device, faults, sim, free }
+        let name = if ahead == AheadPolicy::Off { name.to_owned() } else { format!("{name}, ahead") };
+        Self { name, device, faults, sim, ahead, free }
     }
 
     pub(crate) fn is_virtual(&self) -> bool {
@@ -80,8 +94,33 @@ impl World {
         self.is_virtual() && self.device.pool().keep_limit() >= units(64)
     }
 
+    /// Whether buffers of this device map ahead, in the background.
+    pub(crate) fn maps_ahead(&self) -> bool {
+        self.ahead != AheadPolicy::Off && self.is_virtual()
+    }
+
+    /// Lets the background get done.
+    pub(crate) fn settle(&self) {
+        self.device.wait_ahead();
+    }
+
+    /// Lets the background map ahead of a buffer as if it had just grown.
+    pub(crate) fn warm(&self, buffer: &mut GrowableBuffer<u8>) {
+        if self.maps_ahead() {
+            buffer.grow_ahead(self.ahead).unwrap();
+            self.settle();
+        }
+    }
+
     pub(crate) fn picture(&self) -> Picture {
-        let snapshot = self.device.snapshot();
+        self.settle();
+        let mut snapshot = self.device.snapshot();
+        if self.maps_ahead() {
+            // What is ahead is nobody's yet: it may go to the pool and on to the driver at any time, or come from there.
+            snapshot.bytes_pooled = Bytes::ZERO;
+            (snapshot.chunks, snapshot.free) = (0, None);
+            (snapshot.open_files, snapshot.map_entries) = (None, None);
+        }
         Picture {
             bytes: [
                 snapshot.bytes_reserved,
@@ -126,6 +165,7 @@ impl World {
 
     /// Promise 4: what we say we hold is what the driver says is gone, and the simulated driver found no fault of ours.
     pub(crate) fn assert_balanced(&self, when: &str) {
+        self.settle();
         let off = |snapshot: &Snapshot| self.gone(snapshot) - snapshot.bytes_held().get().cast_signed();
         let snapshot = self.settled(|snapshot| off(snapshot).abs() <= SLACK);
         let (held, off) = (snapshot.bytes_held(), off(&snapshot));

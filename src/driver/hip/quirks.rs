@@ -362,6 +362,7 @@ impl InForce {
             uniform_chunks_only: self.has(Quirk::OneChunkSize),
             max_chunk: if self.has(Quirk::SmallChunks) { Bytes::mib(256) } else { usual.max_chunk },
             settle: if self.has(Quirk::LateMapping) { Duration::from_micros(2500) } else { usual.settle },
+            map_beside_kernels: usual.map_beside_kernels,
             max_pin: Some(Bytes::gib(2)),
             off,
         }
