@@ -113,7 +113,7 @@ fn decode(table: &Table, options: &Options, ahead: AheadPolicy, bars: [Bar; 2]) 
     }
     device.wait_ahead();
     let mapped = |buffers: &[GrowableBuffer<u8>]| -> u64 {
-        buffers.iter().map(|buffer| buffer.stats()).map(|stats| stats.grows - stats.grows_without_calls).sum()
+        buffers.iter().map(GrowableBuffer::stats).map(|stats| stats.grows - stats.grows_without_calls).sum()
     };
     let mut times = Vec::with_capacity(options.steps * BUFFERS);
     let mut first = Vec::with_capacity(options.steps);
@@ -223,7 +223,7 @@ fn each(
                 })
             })
             .collect();
-        let joined = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Ok(f64::NAN)));
+        let joined = workers.into_iter().map(|worker| worker.join().unwrap_or(Ok(f64::NAN)));
         joined.collect::<growspan::Result<Vec<f64>>>().map_err(Into::into)
     })
 }
@@ -277,7 +277,7 @@ fn threads(table: &Table, options: &Options, calls: usize) -> Outcome<()> {
             std::thread::scope(|scope| {
                 let pieces = buffers.chunks_mut(THREADS / threads);
                 let workers: Vec<_> = pieces.map(|buffers| scope.spawn(move || grow(buffers))).collect();
-                workers.into_iter().map(|worker| worker.join().unwrap_or(Ok(()))).collect::<growspan::Result<()>>()
+                workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
             })?;
             times.push(us(start.elapsed()) / 1e3);
         }

@@ -1,6 +1,7 @@
-//! Atomics; under `--cfg loom` those of the models, which try every order of their operations.
+//! Atomics; in the models (`ci/models.sh`) those of loom, which tries every order of their operations.
 
-#[cfg(not(loom))]
+// Only in our own tests: who depends on the crate may build with `--cfg loom` for models of theirs.
+#[cfg(not(all(test, loom)))]
 pub(crate) use core::sync::atomic;
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic;

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod contiguous;
+mod defer;
 mod grants;
 mod hooks;
 #[cfg(all(test, loom))]
@@ -16,8 +17,9 @@ use std::os::fd::OwnedFd;
 
 pub use ahead::AheadPolicy;
 pub use contiguous::{Fallback, FallbackContiguous};
+pub use defer::RetireLimit;
 pub use hooks::MapHooks;
-pub use segmented::{RetireLimit, Segmented};
+pub use segmented::Segmented;
 
 use crate::bytes::Bytes;
 use crate::error::Result;
