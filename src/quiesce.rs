@@ -26,11 +26,15 @@ pub enum Quiesce<'a> {
     Stream(RawStream),
     /// Wait for an event. Right if it was recorded behind all work that touches the memory.
     Event(&'a Event),
-    /// Do not wait: the length falls now, and the memory is given up by a later operation on the device once the event
-    /// has passed. A buffer that grows again before takes it back without a driver call; work that was queued before may
-    /// then still write to it. Right if the event was recorded behind all work that touches the memory.
+    /// Do not wait: the length falls now, and the memory is given up once the event has passed: by the background thread
+    /// of the buffer's pool where there is one ([`grow_ahead`](crate::GrowableBuffer::grow_ahead) of any of its buffers
+    /// starts it), else by a later operation on the device. A buffer that grows again before takes it back without a
+    /// driver call; work that was queued before may then still write to it. Right if the event was recorded behind all
+    /// work that touches the memory.
     ///
-    /// A buffer lets 64 shrinks wait; one more waits for the oldest of them, and says so in the log.
+    /// A buffer lets 64 shrinks wait, and a quarter of the device's memory, unless it was
+    /// [built otherwise](crate::BufferBuilder::max_retiring). One more waits for the oldest of them, and says so in
+    /// [`Shrunk::waited`](crate::Shrunk::waited) and in the log.
     Deferred(&'a Event),
     /// Do not wait at all. Only [`Quiesce::already_idle`] makes one.
     AlreadyIdle(Idle),

@@ -1,18 +1,20 @@
-//! The locks and counters of what is checked with models: the real ones, or those that a model steps through.
+//! The locks and counters of what is checked with models (`ci/models.sh`): the real ones, or those of loom, which tries every
+//! order of their operations.
 
-#[cfg(not(loom))]
+// Only in our own tests: who depends on the crate may build with `--cfg loom` for models of theirs.
+#[cfg(not(all(test, loom)))]
 pub(crate) use core::sync::atomic;
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic;
 
 pub(crate) use atomic::AtomicU64;
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) use parking_lot::Mutex;
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use modelled::Mutex;
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 mod modelled {
     use core::fmt;
     use core::ops::DerefMut;

@@ -3,6 +3,7 @@
 mod ahead;
 mod coalesce;
 mod contiguous;
+mod defer;
 mod exact;
 mod grants;
 mod hooks;
@@ -20,9 +21,10 @@ use std::os::fd::OwnedFd;
 pub use ahead::AheadPolicy;
 pub use coalesce::Coalesced;
 pub use contiguous::{Fallback, FallbackContiguous};
+pub use defer::RetireLimit;
 pub use hooks::MapHooks;
 pub(crate) use loan::{Handed, Party};
-pub use segmented::{RetireLimit, Segmented};
+pub use segmented::Segmented;
 
 use crate::bytes::Bytes;
 use crate::error::Result;

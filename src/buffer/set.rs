@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::GrowableBuffer;
-use crate::backing::{Growth, Shrunk};
+use crate::backing::{AheadPolicy, Growth, Shrunk};
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::quiesce::Quiesce;
@@ -146,6 +146,14 @@ impl BufferSet {
         self.grow_to(rows)
     }
 
+    /// Keeps memory mapped ahead of all members, as [`GrowableBuffer::grow_ahead`] does.
+    ///
+    /// # Errors
+    /// That of the first member that cannot; those before it do.
+    pub fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()> {
+        self.members.iter_mut().try_for_each(|member| member.grow_ahead(policy))
+    }
+
     /// Takes growths back after one failed with `error`; gives the error to report.
     fn undo(&mut self, growths: Vec<(Growth, usize)>, mut error: Error) -> Error {
         // The latest first, as a backing wants it.
@@ -216,6 +224,7 @@ trait AnyBuffer: Send + Sync {
     fn begin(&mut self, len: usize) -> Result<Growth>;
     fn settle(&mut self, growth: Growth, len: usize);
     fn undo(&mut self, growth: Growth) -> Result<()>;
+    fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()>;
     fn truncate(&mut self, rows: usize);
     fn close(self: Box<Self>) -> Result<()>;
     /// That it can be quiesced so.
@@ -262,6 +271,10 @@ impl<T: Send + Sync + 'static> AnyBuffer for Joined<T> {
 
     fn undo(&mut self, growth: Growth) -> Result<()> {
         self.buffer.undo_growth(growth)
+    }
+
+    fn grow_ahead(&mut self, policy: AheadPolicy) -> Result<()> {
+        self.buffer.grow_ahead(policy)
     }
 
     fn truncate(&mut self, rows: usize) {

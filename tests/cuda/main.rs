@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use growspan::driver::DriverErrorKind;
 use growspan::driver::cuda::CudaDriver;
-use growspan::{Bytes, Device, DeviceOptions};
+use growspan::{AheadPolicy, Bytes, Device, DeviceOptions};
 
+#[path = "../promises/ahead.rs"]
+mod ahead;
 mod capture;
 mod child;
 mod contexts;
@@ -49,6 +51,9 @@ pub(crate) const WINDOW: usize = 4096;
 /// How many random lives a device sees.
 pub(crate) const SEEDS: u64 = 1;
 
+/// How many random steps threads take together.
+pub(crate) const STEPS: usize = 2_000;
+
 /// Each how many pairs of failures one is tried.
 pub(crate) const SPARSE: u64 = 7;
 
@@ -64,6 +69,8 @@ pub(crate) const fn expects_virtual_memory() -> bool {
 pub(crate) const fn expects_a_ladder() -> bool {
     true
 }
+/// What buffers keep ahead where they do.
+const AHEAD: AheadPolicy = AheadPolicy::Bytes(Bytes::new(2 * GRANULE as u64));
 
 /// The first card in each way of using it, its driver wrapped in faults.
 pub(crate) fn worlds() -> Vec<World> {
@@ -74,6 +81,7 @@ pub(crate) fn worlds() -> Vec<World> {
     vec![
         over("cuda", options()),
         over("cuda without a pool", options().pool_keep(Bytes::ZERO)),
+        World::ahead_over("cuda", Arc::new(CudaDriver::open(0).unwrap()), None, options(), AHEAD),
         over("cuda, contiguous", options().contiguous(true)),
     ]
 }
@@ -173,6 +181,16 @@ mod card {
             coalescing_makes_the_ladders_chunks_of_small_ones,
             coalescing_does_what_memory_allows,
             a_prewarmed_pool_has_what_a_buffer_takes,
+        }
+        ahead {
+            what_is_ahead_takes_no_call,
+            as_much_is_ahead_as_was_asked_for_and_no_more,
+            flushing_and_shrinking_give_back_what_is_ahead,
+            a_failure_in_the_background_is_said_once_and_costs_nothing,
+            a_shortage_in_the_background_is_not_said,
+            a_buffer_may_shrink_and_go_while_memory_is_mapped_ahead_of_it,
+            threads_with_the_background_among_them,
+            a_set_grows_inside_what_is_ahead_of_its_members,
         }
         share {
             a_chunk_goes_to_another_process_and_back,

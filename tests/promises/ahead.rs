@@ -321,6 +321,7 @@ pub(crate) fn a_set_grows_inside_what_is_ahead_of_its_members() {
     for world in ahead_worlds() {
         let mut set = BufferSet::new();
         let members = [1, 3, 64].map(|per_row| set.add(world.buffer(), per_row).unwrap());
+        set.grow_ahead(world.ahead).unwrap();
         set.grow_to(10).unwrap();
         world.settle();
         world.faults.arm(FaultPlan::every().of(Call::Create).kind(DriverErrorKind::OutOfMemory));

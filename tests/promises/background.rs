@@ -252,7 +252,9 @@ fn the_background_takes_nothing_while_somebody_is_short() {
     let second = builder.ahead(AheadPolicy::Bytes(units(12))).build().unwrap();
     world.settle();
     assert_eq!(world.device.snapshot().bytes_ahead, units(24));
-    let mut needs = world.buffer();
+    // All of it at once, so that there is no second time to ask.
+    let builder = GrowableBuffer::<u8>::builder(&world.device).max_len(64 * UNIT).sizing(Sizing::Exact);
+    let mut needs = builder.build().unwrap();
     needs.grow_to(40 * UNIT).unwrap_or_else(|error| panic!("{error}"));
     drop(greedy.0.lock().unwrap().take());
     drop((first, second, needs));
