@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use growspan::driver::DriverErrorKind;
 use growspan::driver::hip::HipDriver;
-use growspan::{Bytes, Device, DeviceOptions, Granularity};
+use growspan::{AheadPolicy, Bytes, Device, DeviceOptions, Granularity};
 
+#[path = "../promises/ahead.rs"]
+mod ahead;
 mod child;
 mod devices;
 mod examples;
@@ -50,6 +52,12 @@ pub(crate) const SEEDS: u64 = 1;
 /// Each how many pairs of failures one is tried.
 pub(crate) const SPARSE: u64 = 11;
 
+/// How many random steps threads take.
+pub(crate) const STEPS: usize = 10_000;
+
+/// What buffers keep ahead where they do.
+const AHEAD: AheadPolicy = AheadPolicy::Bytes(Bytes::new(2 * GRANULE as u64));
+
 /// What drivers that keep failing say.
 pub(crate) const KINDS: &[DriverErrorKind] = &[DriverErrorKind::Other, DriverErrorKind::OutOfMemory];
 
@@ -70,6 +78,8 @@ pub(crate) fn worlds() -> Vec<World> {
     ];
     if worlds.iter().any(World::is_virtual) {
         worlds.push(over("hip without a pool", 3, all().pool_keep(Bytes::ZERO)));
+        let driver = HipDriver::open_with(4, personalities::hip_options()).unwrap();
+        worlds.push(World::ahead_over("hip", Arc::new(driver), None, all(), AHEAD));
     }
     // Two of the same are one too many.
     if worlds[0].is_virtual() == worlds[1].is_virtual() {
@@ -113,7 +123,7 @@ const LEAVE_SOMETHING: [&str; 6] = [
 /// Runs a promise; the stand-in must hold after it what it held before.
 fn keep(name: &str, promise: fn()) {
     let _alone = alone();
-    let figures = || (0..4).map(|device| stand_in::StandIn::get().figures(device)).collect::<Vec<_>>();
+    let figures = || (0..5).map(|device| stand_in::StandIn::get().figures(device)).collect::<Vec<_>>();
     let before = figures();
     promise();
     assert!(LEAVE_SOMETHING.contains(&name) || figures() == before, "left by {name}: {:?}", figures());
@@ -160,6 +170,16 @@ mod promises {
             leaked_memory_stays_and_is_not_counted_as_given_back,
             copies_and_fills_on_a_stream,
             hooks_are_told_of_every_chunk,
+        }
+        ahead {
+            what_is_ahead_takes_no_call,
+            as_much_is_ahead_as_was_asked_for_and_no_more,
+            flushing_and_shrinking_give_back_what_is_ahead,
+            a_failure_in_the_background_is_said_once_and_costs_nothing,
+            a_shortage_in_the_background_is_not_said,
+            a_buffer_may_shrink_and_go_while_memory_is_mapped_ahead_of_it,
+            threads_with_the_background_among_them,
+            a_set_grows_inside_what_is_ahead_of_its_members,
         }
         pool {
             a_failed_move_changes_nothing,

@@ -111,7 +111,7 @@ pub(crate) fn the_verdict_is_the_expected_one() {
 
 /// All promises in a process of that personality.
 fn keeps_all_promises(personality: &str) {
-    let ended = Child::of(personality).set("FAKE_AMDHIP_DEVICES", "4").tests(&["promises::"]);
+    let ended = Child::of(personality).set("FAKE_AMDHIP_DEVICES", "5").tests(&["promises::"]);
     let summary = ended.text.lines().filter(|line| line.starts_with("test ")).collect::<Vec<_>>().join("\n");
     assert!(ended.status.is_some_and(|status| status.success()), "{:?}\n{}", ended.status, ended.text);
     assert!(summary.matches(" ... ok").count() >= 20 && !summary.contains("FAILED"), "{summary}");

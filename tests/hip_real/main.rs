@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use growspan::driver::DriverErrorKind;
 use growspan::driver::hip::HipDriver;
-use growspan::{Bytes, DeviceOptions, Granularity};
+use growspan::{AheadPolicy, Bytes, DeviceOptions, Granularity};
 
+#[path = "../promises/ahead.rs"]
+mod ahead;
 #[path = "../promises/faults.rs"]
 mod faults;
 #[path = "../promises/life.rs"]
@@ -38,6 +40,12 @@ pub(crate) const SEEDS: u64 = 1;
 /// Each how many pairs of failures one is tried.
 pub(crate) const SPARSE: u64 = 7;
 
+/// How many random steps threads take.
+pub(crate) const STEPS: usize = 10_000;
+
+/// What buffers keep ahead where they do.
+const AHEAD: AheadPolicy = AheadPolicy::Bytes(Bytes::new(2 * GRANULE as u64));
+
 /// What drivers that keep failing say.
 pub(crate) const KINDS: &[DriverErrorKind] = &[DriverErrorKind::Other];
 
@@ -48,7 +56,18 @@ pub(crate) fn worlds() -> Vec<World> {
         let driver = HipDriver::open(n % cards).unwrap();
         World::over(name, Arc::new(driver), None, options.granularity(Granularity::AtLeast2MiB))
     };
+    let ahead = {
+        let driver = HipDriver::open(3 % cards).unwrap();
+        World::ahead_over(
+            "hip",
+            Arc::new(driver),
+            None,
+            DeviceOptions::new().granularity(Granularity::AtLeast2MiB),
+            AHEAD,
+        )
+    };
     vec![
+        ahead,
         over("hip", 0, DeviceOptions::new()),
         over("hip without a pool", 1, DeviceOptions::new().pool_keep(Bytes::ZERO)),
         over("hip in one piece", 2, DeviceOptions::new().contiguous(true)),
@@ -123,6 +142,16 @@ mod promises {
             leaked_memory_stays_and_is_not_counted_as_given_back,
             copies_and_fills_on_a_stream,
             hooks_are_told_of_every_chunk,
+        }
+        ahead {
+            what_is_ahead_takes_no_call,
+            as_much_is_ahead_as_was_asked_for_and_no_more,
+            flushing_and_shrinking_give_back_what_is_ahead,
+            a_failure_in_the_background_is_said_once_and_costs_nothing,
+            a_shortage_in_the_background_is_not_said,
+            a_buffer_may_shrink_and_go_while_memory_is_mapped_ahead_of_it,
+            threads_with_the_background_among_them,
+            a_set_grows_inside_what_is_ahead_of_its_members,
         }
         pool {
             a_failed_move_changes_nothing,

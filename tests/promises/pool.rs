@@ -421,7 +421,8 @@ fn small_or_as_the_device_wants(world: &World) -> GrowableBuffer<u8> {
 
 /// Without memory for copies nothing is coalesced, and with some of it the smaller runs are.
 pub(crate) fn coalescing_does_what_memory_allows() {
-    for world in virtual_worlds().filter(|world| !world.device.verdict().quirks().uniform_chunks_only) {
+    let mixes = |world: &World| world.is_virtual() && !world.device.verdict().quirks().uniform_chunks_only;
+    for world in counted_worlds().filter(mixes) {
         let name = &world.name;
         let mut buffer = small(&world, 100);
         world.device.pool().trim(Bytes::ZERO);
@@ -444,7 +445,7 @@ pub(crate) fn coalescing_does_what_memory_allows() {
 
 /// What is prewarmed is what the next buffer takes, whole and without a miss.
 pub(crate) fn a_prewarmed_pool_has_what_a_buffer_takes() {
-    for world in counted_worlds() {
+    for world in worlds() {
         let name = &world.name;
         let pool = world.device.pool();
         let asked = Prewarm::span(units(60));
