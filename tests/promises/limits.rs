@@ -4,7 +4,9 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, OnceLock};
 
 use growspan::driver::host::HostOptions;
-use growspan::{Bytes, Device, DeviceOptions, Error, GrowableBuffer, Mode, OpenFileBudget, Quiesce, Sizing};
+use growspan::{
+    AheadPolicy, Bytes, Device, DeviceOptions, Error, GrowableBuffer, Mode, OpenFileBudget, Quiesce, Sizing,
+};
 
 use crate::world::MIB;
 
@@ -40,6 +42,7 @@ fn as_child() {
         "maps" => run_out_of_maps(),
         "fork" => fork(),
         "background" => crate::background::one_thread_per_pool_from_first_use_to_the_end(),
+        "no thread" => no_thread(),
         "exit" => leave_live_buffers(),
         other => panic!("no role {other}"),
     }
@@ -65,6 +68,39 @@ fn use_host(options: DeviceOptions, capacity: Bytes) {
 #[test]
 fn one_thread_per_pool_from_first_use_to_the_end() {
     child_ok("background", "");
+}
+
+/// Addresses for a thread's stack cannot be had.
+fn no_thread() {
+    let device = DeviceOptions::new().host(HostOptions::default().with_capacity(Bytes::mib(64))).unwrap();
+    let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(32 * MIB).build().unwrap();
+    buffer.grow_to(MIB).unwrap();
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split_whitespace().next().unwrap().parse().unwrap();
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is that of a local.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
+    let tight = libc::rlimit { rlim_cur: pages * 4096 + (1 << 20), rlim_max: before.rlim_max };
+    // SAFETY: as above; nothing needs many addresses meanwhile.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const tight) }, 0);
+    let ahead = AheadPolicy::Bytes(Bytes::mib(4));
+    let refused = buffer.grow_ahead(ahead);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const before) }, 0);
+    let error = refused.unwrap_err();
+    assert!(matches!(error, Error::NoThread { .. }) && error.to_string().contains("without it"), "{error}");
+    buffer.grow_to(8 * MIB).unwrap();
+    device.wait_ahead();
+    assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO);
+    buffer.grow_ahead(ahead).unwrap();
+    device.wait_ahead();
+    assert!(buffer.stats().bytes_ahead >= Bytes::mib(4));
+    buffer.close().unwrap();
+}
+
+#[test]
+fn without_a_thread_buffers_grow_as_ever() {
+    child_ok("no thread", "");
 }
 
 #[test]
