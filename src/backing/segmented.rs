@@ -116,7 +116,8 @@ impl Segmented {
             Ok(())
         };
         match append(chunks) {
-            Err(rejected) if matches!(rejected.error, Error::OutOfMaps(_)) && self.card().make_map_entries() > 0 => {
+            Err(rejected) if matches!(rejected.error, Error::OutOfMaps(_)) => {
+                self.card().make_map_entries();
                 append(rejected.chunks)
             }
             result => result,
@@ -536,10 +537,16 @@ impl Backing for Segmented {
         if let Some(desk) = self.desk.take() {
             desk.leave();
         }
-        let mut core = self.core();
-        core.empty_hand();
         let card = Arc::clone(self.card());
-        if core.mapped() > 0 && !card.quiet() {
+        let mapped = {
+            let mut core = self.core();
+            core.empty_hand();
+            core.mapped() > 0
+        };
+        // Not under the lock, which others who are short of memory may want. Nothing is mapped here any more.
+        let quiet = !mapped || card.quiet();
+        let mut core = self.core();
+        if core.mapped() > 0 && !quiet {
             let range = core::mem::replace(&mut core.range, ReservedRange::nothing(&card));
             let hooks = core.hooks.take();
             let mut orphan = Core::new(range, &core.pool, hooks);

@@ -105,7 +105,9 @@ pub(crate) fn flushing_and_shrinking_give_back_what_is_ahead() {
         let mut buffer = world.buffer();
         buffer.grow_to(5 * UNIT).unwrap();
         stamp(&mut buffer, 1);
-        let what = ["flush", "shrink", "shrink exactly", "shrink to the same length", "turn it off"];
+        let event = world.device.event().unwrap();
+        event.record(RawStream::DEFAULT).unwrap();
+        let what = ["flush", "shrink", "shrink exactly", "shrink to the same length", "defer that", "turn it off"];
         for (n, what) in what.into_iter().enumerate() {
             world.warm(&mut buffer);
             let before = (buffer.stats(), look(&buffer));
@@ -115,18 +117,25 @@ pub(crate) fn flushing_and_shrinking_give_back_what_is_ahead() {
                 1 => shrink(&mut buffer, 5 * UNIT - 1),
                 2 => drop(buffer.shrink_exact(5 * UNIT - 2, Quiesce::Device).unwrap()),
                 3 => shrink(&mut buffer, 5 * UNIT - 2),
+                4 => drop(buffer.shrink_to(5 * UNIT - 2, Quiesce::Deferred(&event)).unwrap()),
                 _ => buffer.grow_ahead(AheadPolicy::Off).unwrap(),
             }
             world.settle();
             assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO, "{name}: {what}");
-            assert_eq!(world.device.snapshot().bytes_ahead, Bytes::ZERO, "{name}: {what}");
+            let snapshot = world.device.snapshot();
+            assert_eq!((snapshot.bytes_ahead, snapshot.bytes_retiring), (Bytes::ZERO, Bytes::ZERO), "{name}: {what}");
             world.assert_balanced(what);
         }
         // Off is off.
         buffer.grow_to(30 * UNIT).unwrap();
         world.settle();
         assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO, "{name}");
-        drop(buffer);
+        // On again is on, and counted once.
+        buffer.grow_ahead(world.ahead).unwrap();
+        world.settle();
+        assert!(!buffer.stats().bytes_ahead.is_zero(), "{name}");
+        assert_eq!(world.device.snapshot().bytes_ahead, buffer.stats().bytes_ahead, "{name}");
+        drop((buffer, event));
         world.assert_empty("given back");
     }
 }
