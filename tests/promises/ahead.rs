@@ -80,11 +80,14 @@ pub(crate) fn what_is_ahead_takes_no_call() {
 pub(crate) fn as_much_is_ahead_as_was_asked_for_and_no_more() {
     for world in ahead_worlds() {
         let (name, target) = (&world.name, target(&world));
-        let mut buffer = world.buffer();
+        let (mut buffer, mut plain) = (world.buffer(), world.buffer());
+        plain.grow_ahead(AheadPolicy::Off).unwrap();
         for len in (0..48 * UNIT).step_by(UNIT / 4) {
             buffer.grow_to(len).unwrap();
+            plain.grow_to(len).unwrap();
             world.settle();
             let stats = buffer.stats();
+            assert_eq!(stats.bytes_committed, plain.committed(), "{name}: {len}: as without anything ahead");
             let there = len + reach(&buffer);
             // Half the target is where more is asked for.
             assert!(there >= len + target / 2, "{name}: {len}: {stats:?}");
@@ -94,7 +97,7 @@ pub(crate) fn as_much_is_ahead_as_was_asked_for_and_no_more() {
         buffer.grow_to(64 * UNIT).unwrap();
         world.settle();
         assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO, "{name}: there is nothing beyond the end");
-        drop(buffer);
+        drop((buffer, plain));
         world.assert_empty("all the way");
     }
 }
