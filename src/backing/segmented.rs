@@ -8,7 +8,7 @@ use super::ahead::AheadPolicy;
 use super::defer::RetireLimit;
 use super::grants::{Figures, MOST_GRANULES};
 use super::hooks::MapHooks;
-use super::span::{Core, Locked, Span, Waiting};
+use super::span::{Core, Locked, Span, Waiting, keep};
 use super::{Backing, Growth, Mode, Reach, Retiring, Shrunk};
 use crate::background::Desk;
 use crate::bytes::Bytes;
@@ -338,9 +338,16 @@ impl Backing for Segmented {
     }
 
     fn settle(&mut self, growth: Growth) {
-        if growth.held {
-            self.core().held = false;
+        if !growth.held {
+            return;
         }
+        let mut core = self.core();
+        core.held = false;
+        // A chunk that was on its way may be of no use here any more. What is counted as prepared has to be.
+        let fits = core.hand.fits(&self.ladder, core.mapped());
+        let useless = if fits { Vec::new() } else { core.hand.take_all() };
+        drop(core);
+        keep(&self.pool, useless.into_iter().map(|taken| taken.chunk));
     }
 
     fn undo(&mut self, mut growth: Growth) -> Result<()> {
