@@ -238,7 +238,9 @@ impl Card {
     pub(crate) fn add_ahead(&self, span: Weak<dyn MapsAhead>) {
         let mut spans = self.ahead.lock();
         spans.retain(|known| known.strong_count() > 0);
-        spans.push(span);
+        if !spans.iter().any(|known| known.ptr_eq(&span)) {
+            spans.push(span);
+        }
     }
 
     pub(crate) fn add_background(&self, background: Weak<background::Shared>) {

@@ -266,6 +266,13 @@ impl Span {
             self.pool.undo_take([taken]);
             return Ok(());
         }
+        let end = core.mapped() + core.hand.bytes();
+        if !core.held && fit(&self.ladder, end, [size]) == 0 {
+            // The owner has mapped something there meanwhile.
+            drop(core);
+            keep(&self.pool, [taken.chunk]);
+            return Ok(());
+        }
         core.hand.put(taken);
         // An owner at work takes it from there if it needs it.
         if core.held || !self.ahead.beside_kernels { Ok(()) } else { self.commit(core) }

@@ -6,10 +6,10 @@
 use core::time::Duration;
 use std::time::Instant;
 
+use super::Shrunk;
 use super::segmented::Segmented;
-use super::{Backing, Shrunk};
+use super::span::keep;
 use crate::bytes::Bytes;
-use crate::card::Drain;
 use crate::error::Result;
 use crate::quiesce::Event;
 
@@ -42,7 +42,7 @@ impl Segmented {
         }
     }
 
-    /// [`Backing::shrink_later`].
+    /// [`Backing::shrink_later`](super::Backing::shrink_later).
     pub(super) fn defer(&mut self, bytes: u64, event: &Event) -> Result<Shrunk> {
         event.check(self.card())?;
         let more = {
@@ -58,46 +58,64 @@ impl Segmented {
             released = if alone { self.drain_now() } else { 0 };
             waited = self.keep_the_bound(more)?;
         }
-        let (mut waiting, committed) = self.let_wait(bytes, event);
-        if alone && more > 0 {
+        let ahead = self.let_wait(bytes, event);
+        if alone {
             // An event that has passed already is not waited for.
             released += self.drain_now();
-            waiting = self.retiring().bytes;
         }
+        let (retiring, committed) = {
+            let core = self.core();
+            (core.mapped() - core.ready(), core.committed())
+        };
         // The background is told last: it wants the lock.
-        if waiting > 0 {
+        if retiring > 0 {
             self.register();
         }
         if let Some(desk) = &self.desk {
             // What is in hand goes back there.
             desk.want(false);
         }
-        let (released, retiring, committed) = (Bytes::new(released), Bytes::new(waiting), Bytes::new(committed));
-        Ok(Shrunk { released, retiring, committed, waited, why: None })
+        // What was ahead was not the buffer's.
+        let (released, retiring) = (Bytes::new(released), Bytes::new(retiring - ahead.min(retiring)));
+        Ok(Shrunk { released, retiring, committed: Bytes::new(committed), waited, why: None })
     }
 
-    /// Gives up what waited and has passed, on this thread.
+    /// Gives up what waited and has passed, on this thread. Returns how much.
     fn drain_now(&self) -> u64 {
-        self.span.drain().0
+        let mut drained = 0;
+        loop {
+            let mut core = self.core();
+            match core.drain_step(0) {
+                Ok(Some(chunk)) => {
+                    drop(core);
+                    drained += keep(&self.pool, [chunk]);
+                }
+                Ok(None) => return drained,
+                Err(error) => {
+                    tracing::debug!(device = %self.card().id(), %error, "memory that waited for an event stays");
+                    return drained;
+                }
+            }
+        }
     }
 
     /// Makes room on the list for `bytes` more. Returns how long that was waited for, if it was.
     fn keep_the_bound(&self, bytes: u64) -> Result<Option<Duration>> {
-        let mut began = None;
+        let (mut began, mut before) = (None, None);
         loop {
-            let oldest = {
+            let (oldest, list) = {
                 let core = self.core();
-                let waiting = core.mapped() - core.ready();
-                let events = core.retiring.events();
+                let (waiting, events) = (core.mapped() - core.ready(), core.retiring.events());
                 if waiting == 0 || events < self.limit.entries.max(1) && self.fits(waiting, bytes) {
                     break;
                 }
-                core.retiring.waiting().next().cloned()
+                (core.retiring.waiting().next().cloned(), Some((waiting, events)))
             };
-            let Some(oldest) = oldest else {
-                // Nothing is waited for, and it stays all the same.
+            let Some(oldest) = oldest.filter(|_| list != before) else {
+                // The driver keeps it, whatever is waited for.
                 break;
             };
+            before = list;
             if began.is_none() {
                 tracing::warn!(device = %self.card().id(), "too much memory waits for events; waiting for the oldest");
                 began = Some(Instant::now());
@@ -108,9 +126,8 @@ impl Segmented {
         Ok(began.map(|began| began.elapsed()))
     }
 
-    /// Lets whole chunks above `bytes` wait for `event`, and what is mapped ahead for nothing. Returns how much waits for
-    /// events, and what stays.
-    fn let_wait(&mut self, bytes: u64, event: &Event) -> (u64, u64) {
+    /// Lets whole chunks above `bytes` wait for `event`, and what is mapped ahead for nothing. Returns how much that was.
+    fn let_wait(&mut self, bytes: u64, event: &Event) -> u64 {
         let mut core = self.core();
         self.span.ahead.forget();
         core.epoch += 1;
@@ -124,7 +141,7 @@ impl Segmented {
                 core.retiring.push(start, Some(event.point()));
             }
         });
-        (core.mapped() - core.ready() - ready.saturating_sub(from), core.committed())
+        ready.saturating_sub(from)
     }
 
     /// Whether so much more may wait.

@@ -8,7 +8,7 @@ use super::ahead::AheadPolicy;
 use super::defer::RetireLimit;
 use super::grants::{Figures, MOST_GRANULES};
 use super::hooks::MapHooks;
-use super::span::{Core, Locked, Span, Waiting};
+use super::span::{Core, Locked, Span, Waiting, keep};
 use super::{Backing, Growth, Mode, Reach, Retiring, Shrunk};
 use crate::background::Desk;
 use crate::bytes::Bytes;
@@ -116,7 +116,8 @@ impl Segmented {
             Ok(())
         };
         match append(chunks) {
-            Err(rejected) if matches!(rejected.error, Error::OutOfMaps(_)) && self.card().make_map_entries() > 0 => {
+            Err(rejected) if matches!(rejected.error, Error::OutOfMaps(_)) => {
+                self.card().make_map_entries();
                 append(rejected.chunks)
             }
             result => result,
@@ -257,9 +258,16 @@ impl Backing for Segmented {
     }
 
     fn settle(&mut self, growth: Growth) {
-        if growth.held {
-            self.core().held = false;
+        if !growth.held {
+            return;
         }
+        let mut core = self.core();
+        core.held = false;
+        // A chunk that was on its way may be of no use here any more. What is counted as prepared has to be.
+        let fits = core.hand.fits(&self.ladder, core.mapped());
+        let useless = if fits { Vec::new() } else { core.hand.take_all() };
+        drop(core);
+        keep(&self.pool, useless.into_iter().map(|taken| taken.chunk));
     }
 
     fn undo(&mut self, mut growth: Growth) -> Result<()> {
@@ -430,10 +438,16 @@ impl Backing for Segmented {
         if let Some(desk) = self.desk.take() {
             desk.leave();
         }
-        let mut core = self.core();
-        core.empty_hand();
         let card = Arc::clone(self.card());
-        if core.mapped() > 0 && !card.quiet() {
+        let mapped = {
+            let mut core = self.core();
+            core.empty_hand();
+            core.mapped() > 0
+        };
+        // Not under the lock, which others who are short of memory may want. Nothing is mapped here any more.
+        let quiet = !mapped || card.quiet();
+        let mut core = self.core();
+        if core.mapped() > 0 && !quiet {
             let range = core::mem::replace(&mut core.range, ReservedRange::nothing(&card));
             let hooks = core.hooks.take();
             let mut orphan = Core::new(range, &core.pool, hooks);

@@ -258,7 +258,8 @@ impl<T> GrowableBuffer<T> {
     /// next growth that leaves committed memory. That memory, open files or map entries are short is not said: who needs
     /// them asks, and is told then. In contiguous mode this does nothing.
     ///
-    /// Nothing is mapped while a graph is captured, as far as the driver tells.
+    /// A shrink gives up what is ahead as well, also one that fails later on. Nothing is mapped while a graph is captured,
+    /// as far as the driver tells.
     ///
     /// # Errors
     /// [`Error::NoThread`]; to turn it off, those of [`flush_ahead`](Self::flush_ahead). It is then as it was.

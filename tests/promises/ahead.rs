@@ -80,11 +80,14 @@ pub(crate) fn what_is_ahead_takes_no_call() {
 pub(crate) fn as_much_is_ahead_as_was_asked_for_and_no_more() {
     for world in ahead_worlds() {
         let (name, target) = (&world.name, target(&world));
-        let mut buffer = world.buffer();
+        let (mut buffer, mut plain) = (world.buffer(), world.buffer());
+        plain.grow_ahead(AheadPolicy::Off).unwrap();
         for len in (0..48 * UNIT).step_by(UNIT / 4) {
             buffer.grow_to(len).unwrap();
+            plain.grow_to(len).unwrap();
             world.settle();
             let stats = buffer.stats();
+            assert_eq!(stats.bytes_committed, plain.committed(), "{name}: {len}: as without anything ahead");
             let there = len + reach(&buffer);
             // Half the target is where more is asked for.
             assert!(there >= len + target / 2, "{name}: {len}: {stats:?}");
@@ -94,7 +97,7 @@ pub(crate) fn as_much_is_ahead_as_was_asked_for_and_no_more() {
         buffer.grow_to(64 * UNIT).unwrap();
         world.settle();
         assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO, "{name}: there is nothing beyond the end");
-        drop(buffer);
+        drop((buffer, plain));
         world.assert_empty("all the way");
     }
 }
@@ -105,7 +108,9 @@ pub(crate) fn flushing_and_shrinking_give_back_what_is_ahead() {
         let mut buffer = world.buffer();
         buffer.grow_to(5 * UNIT).unwrap();
         stamp(&mut buffer, 1);
-        let what = ["flush", "shrink", "shrink exactly", "shrink to the same length", "turn it off"];
+        let event = world.device.event().unwrap();
+        event.record(RawStream::DEFAULT).unwrap();
+        let what = ["flush", "shrink", "shrink exactly", "shrink to the same length", "defer that", "turn it off"];
         for (n, what) in what.into_iter().enumerate() {
             world.warm(&mut buffer);
             let before = (buffer.stats(), look(&buffer));
@@ -115,18 +120,25 @@ pub(crate) fn flushing_and_shrinking_give_back_what_is_ahead() {
                 1 => shrink(&mut buffer, 5 * UNIT - 1),
                 2 => drop(buffer.shrink_exact(5 * UNIT - 2, Quiesce::Device).unwrap()),
                 3 => shrink(&mut buffer, 5 * UNIT - 2),
+                4 => drop(buffer.shrink_to(5 * UNIT - 2, Quiesce::Deferred(&event)).unwrap()),
                 _ => buffer.grow_ahead(AheadPolicy::Off).unwrap(),
             }
             world.settle();
             assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO, "{name}: {what}");
-            assert_eq!(world.device.snapshot().bytes_ahead, Bytes::ZERO, "{name}: {what}");
+            let snapshot = world.device.snapshot();
+            assert_eq!((snapshot.bytes_ahead, snapshot.bytes_retiring), (Bytes::ZERO, Bytes::ZERO), "{name}: {what}");
             world.assert_balanced(what);
         }
         // Off is off.
         buffer.grow_to(30 * UNIT).unwrap();
         world.settle();
         assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO, "{name}");
-        drop(buffer);
+        // On again is on, and counted once.
+        buffer.grow_ahead(world.ahead).unwrap();
+        world.settle();
+        assert!(!buffer.stats().bytes_ahead.is_zero(), "{name}");
+        assert_eq!(world.device.snapshot().bytes_ahead, buffer.stats().bytes_ahead, "{name}");
+        drop((buffer, event));
         world.assert_empty("given back");
     }
 }

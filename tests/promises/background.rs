@@ -169,6 +169,40 @@ fn memory_on_its_way_to_be_mapped_ahead_is_not_called_short() {
     world.assert_empty("on its way");
 }
 
+/// A chunk for a place that the owner maps by itself meanwhile counts as nothing.
+#[test]
+fn a_chunk_that_comes_too_late_does_not_pass_for_memory_ahead() {
+    for beside in [true, false] {
+        let sim = card().info(|info| info.quirks.map_beside_kernels = beside).build();
+        let (entered, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let (wait, times) = ((Arc::clone(&entered), Arc::clone(&go)), AtomicU64::new(0));
+        let gate = Wrap::after_create(sim.driver(), move || {
+            if times.fetch_add(1, SeqCst) == 0 {
+                // The background, with a chunk for the beginning of the span.
+                wait.0.wait();
+                wait.1.wait();
+            } else {
+                // The owner, at work on the same place: the other comes along now.
+                wait.1.wait();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let world = World::over("sim", Arc::new(gate.clone()), Some(sim), DeviceOptions::new());
+        let mut buffer = world.buffer();
+        gate.arm();
+        buffer.grow_ahead(AHEAD).unwrap();
+        entered.wait();
+        gate.arm();
+        buffer.grow_to(40 * UNIT).unwrap();
+        world.settle();
+        let stats = buffer.stats();
+        assert!(stats.bytes_ahead >= units(4), "{beside}: {stats:?}");
+        world.assert_balanced("too late");
+        drop(buffer);
+        world.assert_empty("too late");
+    }
+}
+
 #[test]
 fn closing_waits_for_what_is_on_its_way() {
     let (world, gate, entered, go) = stoppable(card());

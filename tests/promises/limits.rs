@@ -75,6 +75,13 @@ fn no_thread() {
     let device = DeviceOptions::new().host(HostOptions::default().with_capacity(Bytes::mib(64))).unwrap();
     let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(32 * MIB).build().unwrap();
     buffer.grow_to(MIB).unwrap();
+    // Stacks of threads that have ended are kept for the next: these take them all.
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    let told = std::sync::Arc::new(Mutex::new(told));
+    for _ in 0..40 {
+        let told = std::sync::Arc::clone(&told);
+        std::thread::spawn(move || told.lock().unwrap().recv());
+    }
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split_whitespace().next().unwrap().parse().unwrap();
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -88,6 +95,7 @@ fn no_thread() {
     // SAFETY: as above.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const before) }, 0);
     let error = refused.unwrap_err();
+    drop(tell);
     assert!(matches!(error, Error::NoThread { .. }) && error.to_string().contains("without it"), "{error}");
     buffer.grow_to(8 * MIB).unwrap();
     device.wait_ahead();
