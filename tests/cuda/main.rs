@@ -42,8 +42,9 @@ use world::World;
 /// The card's own granularity.
 pub(crate) const GRANULE: usize = 2 << 20;
 
-/// How many bytes of free memory may come and go without our doing: the driver takes page tables and more for itself.
-pub(crate) const SLACK: i64 = 64 << 20;
+/// How many bytes of free memory may come and go without our doing: the driver takes page tables and more for
+/// itself, and what one test strands on purpose in each way of using the card is gone from all.
+pub(crate) const SLACK: i64 = 128 << 20;
 
 /// How much at each end of a granule is written and compared. All of it would be gigabytes.
 pub(crate) const WINDOW: usize = 4096;
