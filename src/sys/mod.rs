@@ -8,6 +8,7 @@ pub mod limits;
 pub(crate) mod map;
 pub mod memory;
 pub mod thp;
+pub(crate) mod thread;
 
 #[cfg(test)]
 pub(crate) mod tests {
