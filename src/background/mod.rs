@@ -233,6 +233,10 @@ impl Shared {
     /// What the thread does all its life.
     fn run(&self) {
         let _no_waiting = NoWaiting::begin();
+        // Nobody waits for this thread, so it need not hold up whoever wakes it.
+        if let Err(error) = crate::sys::thread::run_in_batch() {
+            tracing::debug!(%error, "the background thread runs like any other");
+        }
         let mut naps = 0;
         loop {
             self.signal.look();

@@ -11,6 +11,7 @@ pub(crate) mod pages;
 #[cfg(feature = "hip")]
 pub(crate) mod pci;
 pub mod thp;
+pub(crate) mod thread;
 pub mod vmstat;
 
 #[cfg(test)]
