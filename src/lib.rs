@@ -1,6 +1,7 @@
 #![cfg_attr(any(feature = "sim", not(doctest)), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod allocator;
 pub mod backing;
 mod budget;
 mod buffer;
@@ -12,10 +13,16 @@ mod error;
 mod pool;
 mod quiesce;
 mod range;
+mod slots;
 mod stats;
 pub mod sys;
 pub mod verdict;
 
+pub use allocator::{
+    AllocatorStats, ArenaAllocator, Block, DeviceAllocator, DeviceMemory, Failure, Figures, Headroom, HostMemory,
+    LimitedAllocator, LiveBlock, PointerAllocator, RawAllocator, RetryAllocator, SpanAllocator, SpanAllocatorBuilder,
+    StatsAllocator, TrackingAllocator,
+};
 pub use backing::{Backing, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
 pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
 pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Member};
