@@ -1,6 +1,7 @@
 //! A span in slots of one size, each with a chunk of its own or without.
 
 use core::fmt;
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 
@@ -118,6 +119,12 @@ impl SlotRange {
 
     pub(crate) fn is_mapped(&self, slot: usize) -> bool {
         matches!(self.slots.get(slot), Some(Slot::Mapped(_)))
+    }
+
+    /// How many of these slots have no chunk.
+    pub(crate) fn missing(&self, slots: RangeInclusive<usize>) -> u32 {
+        let missing = self.slots.get(slots).unwrap_or(&[]).iter().filter(|slot| !matches!(slot, Slot::Mapped(_)));
+        u32::try_from(missing.count()).unwrap_or(u32::MAX)
     }
 
     fn address(&self, slot: usize) -> u64 {

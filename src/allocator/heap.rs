@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use super::classes::PAGE;
 use super::ground::Ground;
-use super::ranges::Ranges;
+use super::ranges::{Place, Ranges};
 use super::region::{Region, Tag};
 use super::slab::{NONE, Slab, slab_bytes};
 use crate::error::{Error, Result};
@@ -123,11 +123,11 @@ impl Heap {
         let size = u32::try_from(bytes / ground.unit).map_err(|_| full())?;
         let align = u32::try_from(align / ground.unit).map_err(|_| full())?.max(1);
         let mut fresh = None;
-        let range = match self.ranges.take(size, align) {
+        let range = match self.place(ground, size, align) {
             Some(range) => range,
             None => {
                 fresh = Some(self.add_region(ground)?);
-                self.ranges.take(size, align).ok_or_else(full)?
+                self.place(ground, size, align).ok_or_else(full)?
             }
         };
         let found = self.ranges.get(range).clone();
@@ -141,6 +141,16 @@ impl Heap {
         }
         let base = self.region(found.region).map_or(0, |region| region.base);
         Ok((range, base + offset))
+    }
+
+    /// A range where the fewest chunks would have to be mapped.
+    fn place(&mut self, ground: &Ground, size: u32, align: u32) -> Option<u32> {
+        let regions = &self.regions;
+        let missing = |place: Place| {
+            let Some(Some(region)) = regions.get(place.region as usize) else { return 0 };
+            region.missing(u64::from(place.at) * ground.unit, u64::from(place.size) * ground.unit)
+        };
+        self.ranges.take(size, align, missing)
     }
 
     fn add_region(&mut self, ground: &Ground) -> Result<u32> {

@@ -10,8 +10,12 @@ const STEPS_LOG: u32 = 4;
 const STEPS: usize = 1 << STEPS_LOG;
 /// Sizes are 32-bit numbers of units.
 const LEVELS: usize = 32 - STEPS_LOG as usize + 1;
-/// How many free ranges of a list are looked at for the best one.
+/// How many free ranges of a list are looked at for the best one. More than one list is only asked where the first few of
+/// one do not do: a bound on the work, at the price of a range that is overlooked now and then.
 const LOOK: usize = 8;
+
+/// How many lists are asked for a range that costs nothing.
+const LISTS: u32 = 4;
 
 /// A range of one region, in units.
 #[derive(Clone, Debug)]
@@ -26,6 +30,14 @@ pub(super) struct Range {
     /// Its neighbours in the list of free ones, or `next` of a spare entry.
     prev: u32,
     next: u32,
+}
+
+/// Where a range would be, in units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) region: u32,
+    pub(super) at: u32,
+    pub(super) size: u32,
 }
 
 /// All ranges of one heap.
@@ -96,9 +108,10 @@ impl Ranges {
     }
 
     /// A used range of `size` units (not zero) at a multiple of `align` units (a power of two); none if no free one holds
-    /// it.
-    pub(super) fn take(&mut self, size: u32, align: u32) -> Option<u32> {
-        let number = self.find_aligned(size, align).or_else(|| self.find(size.checked_add(align - 1)?))?;
+    /// it. Of the few that are looked at the one with the least `cost` is taken, of equal ones the smallest, and the lowest
+    /// of those.
+    pub(super) fn take(&mut self, size: u32, align: u32, cost: impl Fn(Place) -> u32) -> Option<u32> {
+        let number = self.find(size, align, cost)?;
         self.unlink(number);
         let at = self.get(number).at;
         let gap = at.next_multiple_of(align) - at;
@@ -114,17 +127,46 @@ impl Ranges {
         Some(number)
     }
 
-    /// Of the ranges that `size` alone would fit in, one in which the alignment fits too, if it is among the first.
-    fn find_aligned(&self, size: u32, align: u32) -> Option<u32> {
-        if align == 1 {
-            // Then `find` finds it.
-            return None;
+    /// A free range in which `size` units fit: among the first few of the list of that size, and of the next one that has
+    /// any, in which all are large enough but for the alignment.
+    fn find(&self, size: u32, align: u32, cost: impl Fn(Place) -> u32) -> Option<u32> {
+        let mut best = None;
+        let mut list = Some(list_of(size));
+        let mut lists = 0;
+        while let Some((level, step)) = list {
+            let mut number = self.heads[level * STEPS + step];
+            for _ in 0..LOOK {
+                if number == NONE {
+                    break;
+                }
+                let range = self.get(number);
+                let at = range.at.next_multiple_of(align);
+                if range.size > at - range.at && range.size - (at - range.at) >= size {
+                    let key = (cost(Place { region: range.region, at, size }), range.size, range.region, range.at);
+                    if best.is_none_or(|(least, _)| key < least) {
+                        best = Some((key, number));
+                    }
+                }
+                number = range.next;
+            }
+            lists += 1;
+            // The lists above are asked as long as nothing was found, and a few more for one that costs nothing.
+            let enough = best.is_some_and(|((cost, ..), _)| cost == 0 || lists >= LISTS);
+            list = self.next_list(level, step).filter(|_| !enough);
         }
-        let (level, step) = list_of(size);
-        self.best_of(level, step, |range| {
-            let gap = range.at.next_multiple_of(align) - range.at;
-            gap < range.size && range.size - gap >= size
-        })
+        best.map(|(_, number)| number)
+    }
+
+    /// The next list of larger ranges that has any.
+    fn next_list(&self, level: usize, step: usize) -> Option<(usize, usize)> {
+        // Lists above, on this level and then on the next that has any.
+        let above = self.step_bits[level] & u16::MAX.checked_shl(step as u32 + 1).unwrap_or(0);
+        if above != 0 {
+            return Some((level, above.trailing_zeros() as usize));
+        }
+        let levels = self.level_bits & u32::MAX.checked_shl(level as u32 + 1).unwrap_or(0);
+        let level = (levels != 0).then(|| levels.trailing_zeros() as usize)?;
+        Some((level, self.step_bits[level].trailing_zeros() as usize))
     }
 
     /// Gives back what is behind the first `size` units of a range that is in no list.
@@ -133,48 +175,6 @@ impl Ranges {
             let rest = self.split(number, size);
             self.link(rest);
         }
-    }
-
-    /// A free range of at least `size` units: of the list of that size the best of the first few, else one of the next
-    /// list that has any, all of which are large enough.
-    fn find(&self, size: u32) -> Option<u32> {
-        let (level, step) = list_of(size);
-        if let Some(number) = self.best_of(level, step, |range| range.size >= size) {
-            return Some(number);
-        }
-        // Lists above, on this level and then on the next that has any.
-        let above = self.step_bits[level] & u16::MAX.checked_shl(step as u32 + 1).unwrap_or(0);
-        let (level, step) = if above != 0 {
-            (level, above.trailing_zeros() as usize)
-        } else {
-            let levels = self.level_bits & u32::MAX.checked_shl(level as u32 + 1).unwrap_or(0);
-            if levels == 0 {
-                return None;
-            }
-            let level = levels.trailing_zeros() as usize;
-            (level, self.step_bits[level].trailing_zeros() as usize)
-        };
-        self.best_of(level, step, |_| true)
-    }
-
-    /// Of the first few of a list that are right, the smallest, and of those the lowest.
-    fn best_of(&self, level: usize, step: usize, right: impl Fn(&Range) -> bool) -> Option<u32> {
-        let mut best = None;
-        let mut number = self.heads[level * STEPS + step];
-        for _ in 0..LOOK {
-            if number == NONE {
-                break;
-            }
-            let range = self.get(number);
-            if right(range) {
-                let key = (range.size, range.region, range.at);
-                if best.is_none_or(|(least, _)| key < least) {
-                    best = Some((key, number));
-                }
-            }
-            number = range.next;
-        }
-        best.map(|(_, number)| number)
     }
 
     /// Frees a used range and joins it with free neighbours. Returns the free range it became.
@@ -373,9 +373,10 @@ mod tests {
             for step in 0..4000 {
                 match dice.roll(5) {
                     0..=1 => {
-                        let size = 1 + dice.roll([4, 60, 900][dice.roll(3) as usize]);
+                        let bound = [4, 60, 900][dice.roll(3) as usize];
+                        let size = 1 + dice.roll(bound);
                         let align = 1 << dice.roll(7);
-                        let Some(number) = ranges.take(size, align) else { continue };
+                        let Some(number) = ranges.take(size, align, |_| 0) else { continue };
                         let range = ranges.get(number).clone();
                         assert!(range.used && range.size == size && range.at.is_multiple_of(align));
                         let units = &mut owner[range.region as usize][range.at as usize..][..size as usize];
@@ -420,7 +421,7 @@ mod tests {
             for first in firsts {
                 ranges.remove_region(first);
             }
-            assert_eq!((ranges.level_bits, ranges.take(1, 1)), (0, None));
+            assert_eq!((ranges.level_bits, ranges.take(1, 1, |_| 0)), (0, None));
         }
     }
 
@@ -428,16 +429,16 @@ mod tests {
     fn a_range_that_fits_exactly_is_found_before_a_larger_one() {
         let mut ranges = Ranges::new();
         ranges.add_region(0, UNITS);
-        let taken: Vec<u32> = [700, 1, 690, 1, 720, 1].map(|size| ranges.take(size, 1).unwrap()).to_vec();
+        let taken: Vec<u32> = [700, 1, 690, 1, 720, 1].map(|size| ranges.take(size, 1, |_| 0).unwrap()).to_vec();
         for hole in [0, 2, 4] {
             ranges.put(taken[hole]);
         }
-        let number = ranges.take(690, 1).unwrap();
+        let number = ranges.take(690, 1, |_| 0).unwrap();
         assert_eq!(ranges.get(number).at, 701, "the hole of just that size");
         // No list above is asked although 720 is in a list whose ranges may be too small.
-        let number = ranges.take(715, 1).unwrap();
+        let number = ranges.take(715, 1, |_| 0).unwrap();
         assert_eq!(ranges.get(number).at, 1392);
-        assert_eq!(ranges.take(UNITS, 1), None);
-        assert_eq!(ranges.take(u32::MAX, 64), None);
+        assert_eq!(ranges.take(UNITS, 1, |_| 0), None);
+        assert_eq!(ranges.take(u32::MAX, 64, |_| 0), None);
     }
 }

@@ -110,6 +110,14 @@ impl Region {
         }
     }
 
+    /// How many of the slots that `bytes` from an offset touch have no memory.
+    pub(super) fn missing(&self, offset: u64, bytes: u64) -> u32 {
+        match &self.under {
+            Under::Slots(slots) => slots.missing(self.slots_of(offset, bytes)),
+            Under::Block(_) => 0,
+        }
+    }
+
     /// How much has memory, in bytes.
     pub(super) fn committed(&self) -> u64 {
         match &self.under {
