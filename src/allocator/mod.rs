@@ -93,6 +93,8 @@ mod ground;
 mod heap;
 mod inner;
 mod large;
+#[cfg(test)]
+mod measured;
 mod ranges;
 mod region;
 mod slab;
@@ -423,6 +425,11 @@ macro_rules! raw_through {
     ([$($generics:tt)*] $ty:ty, $this:ident => $inner:expr) => {
         // SAFETY: see the module's documentation, which argues it point by point.
         unsafe impl<$($generics)*> RawAllocator for $ty {
+            fn device(&self) -> &Device {
+                let $this = self;
+                $inner.device()
+            }
+
             #[inline]
             fn allocate(&self, layout: Layout) -> Result<Block> {
                 let $this = self;

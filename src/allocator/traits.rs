@@ -4,6 +4,7 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use super::block::Block;
+use crate::device::Device;
 use crate::error::Result;
 
 /// An allocator of this crate, or one stacked on another: the vocabulary of Rust's `Allocator` trait, with errors that say
@@ -21,6 +22,9 @@ use crate::error::Result;
 ///
 /// A method that fails has changed nothing: the block that was to grow or shrink is as it was.
 pub unsafe trait RawAllocator {
+    /// The device it takes memory of.
+    fn device(&self) -> &Device;
+
     /// A block of at least `layout.size()` bytes. For a size of zero it is an aligned address without memory.
     ///
     /// # Errors
@@ -117,6 +121,10 @@ pub unsafe trait PointerAllocator: RawAllocator {}
 
 // SAFETY: everything goes to the allocator referred to.
 unsafe impl<A: RawAllocator + ?Sized> RawAllocator for &A {
+    fn device(&self) -> &Device {
+        (**self).device()
+    }
+
     fn allocate(&self, layout: Layout) -> Result<Block> {
         (**self).allocate(layout)
     }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::super::{Block, PointerAllocator, RawAllocator, address_of};
 use super::reach_through;
 use crate::bytes::Bytes;
+use crate::device::Device;
 use crate::error::{Error, Result};
 
 /// Takes memory in large blocks and hands it out piece by piece, without taking any of it back before the end: allocating

@@ -12,9 +12,13 @@ pub use retry::{Failure, RetryAllocator};
 pub use stats::{AllocatorStats, StatsAllocator};
 pub use tracking::{LiveBlock, TrackingAllocator};
 
-/// The methods that reach into blocks, which go to the allocator below as they are.
+/// The methods that reach into blocks, and the device: they go to the allocator below as they are.
 macro_rules! reach_through {
     ($inner:ident) => {
+        fn device(&self) -> &Device {
+            self.$inner.device()
+        }
+
         unsafe fn copy_in(&self, to: NonNull<u8>, from: &[u8]) -> Result<()> {
             // SAFETY: the contract is the same.
             unsafe { self.$inner.copy_in(to, from) }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::super::{Block, PointerAllocator, RawAllocator};
 use super::reach_through;
 use crate::bytes::Bytes;
+use crate::device::Device;
 use crate::error::{Error, Result};
 
 /// A request that failed.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::super::{Block, PointerAllocator, RawAllocator};
 use super::reach_through;
 use crate::bytes::Bytes;
+use crate::device::Device;
 use crate::error::Result;
 
 /// Counts what is asked of the allocator below. Clones count together.

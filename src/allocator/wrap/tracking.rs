@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::super::{Block, PointerAllocator, RawAllocator};
 use super::reach_through;
 use crate::bytes::Bytes;
+use crate::device::Device;
 use crate::error::Result;
 
 /// Keeps a list of all live blocks, each with a name, its size, and on request where it was asked for. What is left when
