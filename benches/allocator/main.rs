@@ -5,6 +5,7 @@
 //! cargo bench --bench allocator -- --device cuda:0 --trace t.txt # a card, a recorded trace (benches/peers/torch_trace.py)
 //! cargo bench --bench allocator -- --quick --json
 //! cargo bench --bench allocator -- --only pairs,trace
+//! cargo bench --bench allocator -- --only trace --slot 8MiB       # other chunks under the blocks of the trace
 //! ```
 //!
 //! Where two things are compared they take turns, so that what the machine does meanwhile meets both; figures are medians.
@@ -16,7 +17,7 @@ mod vec;
 
 use std::io::{self, Write};
 
-use growspan::{Device, Result};
+use growspan::{Bytes, Device, Result};
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -26,6 +27,7 @@ struct Args {
     json: bool,
     quick: bool,
     only: Option<Vec<String>>,
+    slot: Option<Bytes>,
 }
 
 /// One line of the result.
@@ -76,7 +78,7 @@ fn main() {
 }
 
 fn parse(words: &[String]) -> core::result::Result<Args, String> {
-    let mut args = Args { device: "host".to_owned(), trace: None, json: false, quick: false, only: None };
+    let mut args = Args { device: "host".to_owned(), trace: None, json: false, quick: false, only: None, slot: None };
     let mut words = words.iter();
     while let Some(word) = words.next() {
         let mut value = || words.next().cloned().ok_or(format!("{word} needs a value"));
@@ -84,10 +86,11 @@ fn parse(words: &[String]) -> core::result::Result<Args, String> {
             "--device" => args.device = value()?,
             "--trace" => args.trace = Some(value()?),
             "--only" => args.only = Some(value()?.split(',').map(str::to_owned).collect()),
+            "--slot" => args.slot = Some(Bytes::parse(&value()?).ok_or("--slot needs a size, such as 8MiB")?),
             "--json" => args.json = true,
             "--quick" => args.quick = true,
             "--bench" | "--nocapture" => {}
-            other => return Err(format!("{other} is none of --device, --trace, --only, --json, --quick")),
+            other => return Err(format!("{other} is none of --device, --trace, --only, --slot, --json, --quick")),
         }
     }
     Ok(args)
@@ -104,7 +107,7 @@ fn run(args: &Args) -> Result<()> {
         rows.extend(vec::run(args.quick));
     }
     if wanted("trace") {
-        rows.extend(trace::run(&device, args.trace.as_deref(), args.quick)?);
+        rows.extend(trace::run(&device, args.trace.as_deref(), args.slot, args.quick)?);
     }
     if wanted("map") && device.info().host_visible {
         rows.extend(map::run(&device, args.quick)?);

@@ -28,7 +28,7 @@ struct Trace {
     peers: Vec<(String, f64, f64)>,
 }
 
-pub(crate) fn run(device: &Device, file: Option<&str>, quick: bool) -> Result<Vec<Row>> {
+pub(crate) fn run(device: &Device, file: Option<&str>, slot: Option<Bytes>, quick: bool) -> Result<Vec<Row>> {
     let trace = match file {
         Some(file) => match std::fs::read_to_string(file) {
             Ok(text) => Trace::parse(file, &text),
@@ -46,7 +46,7 @@ pub(crate) fn run(device: &Device, file: Option<&str>, quick: bool) -> Result<Ve
     for turn in 0..=turns {
         // What one replay left in the pool is nothing the next begins with.
         device.pool().trim(Bytes::ZERO);
-        let allocator = build(device)?;
+        let allocator = build(device, slot)?;
         if turn == 0 {
             committed = trace.committed_peak(&allocator)?;
         } else {
@@ -86,9 +86,14 @@ pub(crate) fn run(device: &Device, file: Option<&str>, quick: bool) -> Result<Ve
 }
 
 /// An allocator for many blocks of all sizes that come and go: packed side by side, whatever their size.
-fn build(device: &Device) -> Result<SpanAllocator<DeviceMemory>> {
+fn build(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
     let keep = Bytes::new(device.memory()?.total);
-    SpanAllocator::builder(device).threshold(Bytes::gib(2)).keep(keep).heaps(1).build_on_device()
+    let builder = SpanAllocator::builder(device).threshold(Bytes::gib(2)).keep(keep).heaps(1);
+    let builder = match slot {
+        Some(slot) => builder.slot(slot),
+        None => builder,
+    };
+    builder.build_on_device()
 }
 
 fn layout(bytes: usize) -> Result<Layout> {

@@ -1,7 +1,6 @@
 //! A block of memory.
 
 use core::alloc::Layout;
-use core::num::NonZero;
 use core::ptr::NonNull;
 
 /// A block that an allocator handed out: where it is and how many bytes of it are yours. It owns nothing; give it back
@@ -27,15 +26,15 @@ impl Block {
     /// A block at a device address; none for address zero, or one that a pointer cannot hold.
     #[inline]
     pub(super) fn at(address: u64, len: usize) -> Option<Self> {
-        let address = NonZero::new(usize::try_from(address).ok()?)?;
-        Some(Self { ptr: NonNull::with_exposed_provenance(address), len })
+        let ptr = core::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
+        Some(Self { ptr: NonNull::new(ptr)?, len })
     }
 
     /// The block for a layout of size zero: aligned, and nowhere.
     #[inline]
     pub(super) fn nothing(layout: Layout) -> Self {
-        let address = NonZero::new(layout.align()).unwrap_or(NonZero::<usize>::MIN);
-        Self { ptr: NonNull::without_provenance(address), len: 0 }
+        let ptr = core::ptr::without_provenance_mut(layout.align());
+        Self { ptr: NonNull::new(ptr).unwrap_or(NonNull::dangling()), len: 0 }
     }
 
     /// Its first byte. The host may only use it where it sees the memory.
@@ -77,5 +76,5 @@ impl Block {
 /// The device address behind a pointer.
 #[inline]
 pub(super) fn address_of(at: NonNull<u8>) -> u64 {
-    at.expose_provenance().get() as u64
+    at.as_ptr().expose_provenance() as u64
 }

@@ -37,7 +37,7 @@ fn windows(len: usize) -> Vec<core::ops::Range<usize>> {
         return core::iter::once(0..len).filter(|all| !all.is_empty()).collect();
     }
     let inner = (512..len - 512).step_by(GRANULE / 2).map(|at| at..at + 16);
-    [0..512].into_iter().chain(inner).chain(core::iter::once(len - 512..len)).collect()
+    core::iter::once(0..512).chain(inner).chain(core::iter::once(len - 512..len)).collect()
 }
 
 fn at(block: Block, offset: usize) -> NonNull<u8> {
@@ -264,4 +264,33 @@ fn blocks_of_the_host_are_ordinary_memory() {
     }
     drop(allocator);
     world.assert_empty("after plain use");
+}
+
+/// The same on a card, as it is and on a stream. `cargo test --features sim --test allocator -- --ignored`
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs an NVIDIA card"]
+fn random_lives_on_a_card() {
+    use growspan::driver::RawStream;
+    use growspan::{Bytes, DeviceOptions};
+
+    for contiguous in [false, true] {
+        let device = DeviceOptions::new().contiguous(contiguous).cuda(0).unwrap();
+        for on_stream in [false, true] {
+            // The card's granularity is larger than these tests' blocks; some are to have a span of their own.
+            let builder = SpanAllocator::builder(&device).threshold(Bytes::kib(64)).keep(Bytes::mib(16)).heaps(2);
+            let allocator = builder.build_on_device().unwrap();
+            let handle = if on_stream { allocator.with_stream(RawStream::DEFAULT).unwrap() } else { allocator.clone() };
+            let mut model = Model::new(handle, format!("cuda, contiguous {contiguous}, on a stream {on_stream}"));
+            let trimmed = allocator.clone();
+            live_one_life(&mut model, &mut Dice(3), 2000, || {
+                trimmed.trim();
+            });
+            model.free_all();
+            drop((model, trimmed, allocator));
+            device.synchronize().unwrap();
+            device.pool().trim(Bytes::ZERO);
+            assert_eq!(device.snapshot().bytes_held(), Bytes::ZERO, "{}", device.snapshot());
+        }
+    }
 }

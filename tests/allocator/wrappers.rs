@@ -36,7 +36,7 @@ fn a_stack_of_all_of_them() {
                 }
                 _ if !model.live.is_empty() => {
                     let number = dice.roll(model.live.len());
-                    model.resize(number, layout(size, 8), size % 2 == 0)
+                    model.resize(number, layout(size, 8), size.is_multiple_of(2))
                 }
                 _ => Ok(()),
             };
