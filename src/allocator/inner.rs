@@ -117,7 +117,7 @@ impl Core {
         {
             return Ok(address);
         }
-        self.streams.passed(|address| self.free(address));
+        self.streams.passed(self.ground.card(), |address| self.free(address));
         match self.allocate_now(layout) {
             Err(error @ (Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::Blocked { .. })) => {
                 if self.streams.wait(self.ground.card(), |address| self.free(address)).is_err() {
@@ -162,7 +162,8 @@ impl Core {
     fn allocate_large(&self, bytes: u64, align: u64) -> Result<u64> {
         let virtual_memory = self.is_virtual();
         let span = if virtual_memory { self.plan.headroom.span(bytes, self.plan.total) } else { bytes };
-        let recycled = self.large.lock().recycle(bytes, align, span, virtual_memory);
+        let granularity = self.ground.device.verdict().granularity().get();
+        let recycled = self.large.lock().recycle(bytes, align, span, granularity, virtual_memory);
         let span = match recycled {
             None => self.plan.open(&self.ground, bytes, align)?,
             Some(mut span) => match self.plan.adapt(&self.ground, &mut span, bytes) {
@@ -426,7 +427,7 @@ impl Core {
         if self.check_process().is_err() {
             return 0;
         }
-        self.streams.passed(|address| self.free(address));
+        self.streams.passed(self.ground.card(), |address| self.free(address));
         let before = self.committed();
         self.trim_heaps(|heap| {
             heap.tidy(&self.ground);

@@ -74,6 +74,8 @@ impl Headroom {
 /// The memory of one block.
 pub(super) struct Span {
     pub(super) backing: Box<dyn Backing>,
+    /// The size of its chunks where they all have one, in bytes; else 1.
+    chunk: u64,
 }
 
 impl Span {
@@ -126,13 +128,19 @@ impl LargePlan {
         request.sizing = self.sizing;
         request.fallback = Fallback::Upfront;
         if contiguous {
-            return Ok(Span { backing: ground.device.verdict().open(&request)? });
+            return Ok(Span { backing: ground.device.verdict().open(&request)?, chunk: 1 });
         }
         if align > granularity.get() {
             let type_name = "a block";
             return Err(Error::Alignment { type_name, align: Bytes::new(align), granularity });
         }
         request.bytes = self.headroom.span(bytes, self.total);
+        let quirks = ground.device.verdict().quirks();
+        if quirks.uniform_chunks_only && !matches!(self.sizing, Sizing::Uniform(_)) {
+            // By the block, not by the span with all its headroom: at most an eighth of it lies idle.
+            let eighth = (bytes / 8).checked_ilog2().map_or(0, |log| 1 << log);
+            request.sizing = Sizing::Uniform(Bytes::new(eighth.clamp(granularity.get(), quirks.max_chunk.get())));
+        }
         let mut backing = loop {
             match ground.device.verdict().open(&request) {
                 Ok(backing) => break backing,
@@ -143,7 +151,11 @@ impl LargePlan {
         };
         let growth = backing.grow(bytes)?;
         backing.settle(growth);
-        Ok(Span { backing })
+        let chunk = match backing.sizing() {
+            Some(Sizing::Uniform(chunk)) => chunk.get(),
+            _ => 1,
+        };
+        Ok(Span { backing, chunk })
     }
 
     /// Makes a span that waited hold `bytes` and little more.
@@ -174,10 +186,12 @@ impl LargePlan {
 impl Large {
     /// A waiting span for a block of `bytes`, among those of the size that a new one would have: the one whose memory comes
     /// nearest. `loose` says that memory beyond it can be given back.
-    pub(super) fn recycle(&mut self, bytes: u64, align: u64, span: u64, loose: bool) -> Option<Span> {
+    pub(super) fn recycle(&mut self, bytes: u64, align: u64, span: u64, granularity: u64, loose: bool) -> Option<Span> {
         let spans = self.waiting.get_mut(&span.max(1).ilog2())?;
         let fits = |span: &Span| {
             let close = loose || span.backing.committed() <= bytes.saturating_add(bytes / 8);
+            // Of chunks that are all large a small block would take too much.
+            let close = close && (span.chunk <= bytes / 8 || span.chunk <= granularity);
             close && span.backing.reserved() >= bytes && span.base().is_multiple_of(align)
         };
         let found = spans.iter().enumerate().filter(|(_, span)| fits(span));

@@ -211,6 +211,9 @@ impl<M> SpanAllocator<M> {
     /// that has passed only this stream can have them again, at once. Clearing, and copying where a block has to move,
     /// are queued on the stream.
     ///
+    /// The stream has to live as long as the handle does, and until what was given back through it has passed. Each block
+    /// that is given back takes an event, which is used again later.
+    ///
     /// It is equivalent to the other handles: they take back each other's blocks. On host-visible devices nothing runs
     /// behind the caller's back, and nothing waits.
     ///

@@ -88,9 +88,9 @@ impl Streams {
         Some(freed.address)
     }
 
-    /// Frees all blocks whose events have passed.
-    pub(super) fn passed(&self, mut free: impl FnMut(u64)) {
-        if !self.are_waiting() {
+    /// Frees all blocks whose events have passed. Does nothing while a graph is captured, when events may not be asked.
+    pub(super) fn passed(&self, card: &Arc<Card>, mut free: impl FnMut(u64)) {
+        if !self.are_waiting() || card.check_capture(None).is_err() {
             return;
         }
         let mut passed = Vec::new();

@@ -297,6 +297,28 @@ fn addresses_that_cannot_be_had_are_fewer() {
     world.assert_empty("after few addresses");
 }
 
+/// Where all chunks of a span have one size, it is that of the block, not of its headroom.
+#[test]
+fn blocks_on_a_device_of_uniform_chunks_waste_little() {
+    let world = World::sim(card().personality(Personality::UniformChunksOnly), DeviceOptions::new());
+    let allocator = builder(&world).headroom(Headroom::default()).keep(Bytes::gib(1)).build_on_device().unwrap();
+    let mut blocks = Vec::new();
+    for round in 0..3 {
+        for granules in [1, 3, 20, 200] {
+            let layout = layout(granules * GRANULE, 1);
+            blocks.push((layout, allocate(&allocator, layout)));
+            let live: u64 = blocks.iter().map(|(layout, _)| layout.size() as u64).sum();
+            let figures = allocator.figures();
+            assert!(figures.bytes_in_blocks.get() <= live + live / 8, "{round}: {figures} for {live}");
+        }
+        for (layout, block) in blocks.drain(..) {
+            free(&allocator, block, layout);
+        }
+    }
+    drop(allocator);
+    world.assert_empty("after uniform chunks");
+}
+
 /// Heaps pass on addresses of which they need none: a shared span of two regions serves several in turn.
 #[test]
 fn addresses_go_round_among_heaps() {
