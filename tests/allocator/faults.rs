@@ -176,3 +176,59 @@ fn a_full_card() {
         world.assert_empty("after a full card");
     }
 }
+
+/// Memory is mapped in the gaps between slots that have some already: if the second gap fails, the first is undone.
+#[test]
+fn gaps_are_mapped_all_or_none() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let allocator = builder(&world).threshold(Bytes::mib(1)).keep(Bytes::mib(8)).build_on_device().unwrap();
+        let mut model = Model::new(allocator.clone(), world.name.clone());
+        for _ in 0..5 {
+            model.allocate(layout(GRANULE, GRANULE)).unwrap();
+        }
+        model.live.sort_by_key(|live| live.block.device_ptr());
+        let first = model.live[0].block.device_ptr();
+        // The first, third and fifth lose their memory, the others keep it.
+        let kept = [model.live[1], model.live[3]];
+        for number in [4, 2, 0] {
+            model.free(number);
+        }
+        allocator.trim();
+        model.free_all();
+        let before = allocator.figures();
+        assert_eq!(before.bytes_committed.get(), kept.len() as u64 * GRANULE as u64, "{}", world.name);
+        for nth in 1..=3 {
+            world.faults.arm(FaultPlan::nth(nth).of(Call::SetAccess));
+            model.allocate(layout(5 * GRANULE, GRANULE)).unwrap_err();
+            world.faults.disarm();
+            assert_eq!(allocator.figures(), before, "{}: gap {nth}", world.name);
+            world.assert_balanced("after a gap");
+        }
+        model.allocate(layout(5 * GRANULE, GRANULE)).unwrap();
+        assert_eq!(model.live[0].block.device_ptr(), first, "{}: the gaps were there", world.name);
+        model.free_all();
+        drop((model, allocator));
+        world.assert_empty("after gaps");
+    }
+}
+
+/// What an undo could not take away is in nobody's way for good: it is tried again when its place is needed.
+#[test]
+fn a_place_that_got_stuck_is_had_again() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let mut model = Model::new(builder(&world).build_on_device().unwrap(), world.name.clone());
+        world.faults.arm(FaultPlan::every().of(Call::SetAccess).of(Call::Unmap));
+        let error = model.allocate(layout(100, 1)).unwrap_err();
+        assert!(matches!(error, growspan::Error::Rollback { .. }), "{}: {error}", world.name);
+        // Not yet, and that is an error and nothing else.
+        model.allocate(layout(100, 1)).unwrap_err();
+        world.faults.disarm();
+        world.assert_balanced("with a place stuck");
+        assert!(!world.device.snapshot().bytes_stranded.is_zero());
+        model.allocate(layout(100, 1)).unwrap();
+        assert!(world.device.snapshot().bytes_stranded.is_zero(), "{}", world.name);
+        model.free_all();
+        drop(model);
+        world.assert_empty("after a place was stuck");
+    }
+}

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use growspan::driver::Call;
+use growspan::driver::fault::FaultPlan;
 use growspan::{
     ArenaAllocator, Bytes, DeviceOptions, Error, LimitedAllocator, RawAllocator, RetryAllocator, StatsAllocator,
     TrackingAllocator,
@@ -65,6 +67,26 @@ fn a_stack_of_all_of_them() {
         drop((model, stack, spans));
         world.assert_empty("after a stack");
     }
+}
+
+#[test]
+fn what_fails_below_does_not_count_against_a_limit() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let limited = LimitedAllocator::new(on_device(&world), Bytes::mib(8));
+    world.faults.arm(FaultPlan::every().of(Call::Create));
+    limited.allocate(layout(1000, 1)).unwrap_err();
+    limited.allocate_zeroed(layout(3 << 20, 1)).unwrap_err();
+    world.faults.disarm();
+    assert_eq!(limited.used(), Bytes::ZERO);
+    let block = limited.allocate(layout(1 << 20, 1)).unwrap();
+    world.faults.arm(FaultPlan::every().of(Call::Create));
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { limited.grow(block.ptr(), layout(1 << 20, 1), layout(4 << 20, 1)) }.unwrap_err();
+    world.faults.disarm();
+    assert_eq!(limited.used(), Bytes::mib(1));
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { limited.deallocate(block.ptr(), layout(1 << 20, 1)) };
+    assert_eq!(limited.used(), Bytes::ZERO);
 }
 
 #[test]
@@ -157,8 +179,15 @@ fn an_arena_gives_all_back_at_once() {
         // SAFETY: live, of that layout, and used by nobody.
         let grown = unsafe { arena.grow(piece.ptr(), layout(100, 1), layout(5000, 1)) }.unwrap();
         assert_eq!(grown.ptr(), piece.ptr());
+        // Not beyond the block it lies in.
         // SAFETY: live, of that layout, and used by nobody.
-        unsafe { arena.deallocate(grown.ptr(), layout(5000, 1)) };
+        let moved = unsafe { arena.grow(grown.ptr(), layout(5000, 1), layout(100 << 10, 1)) }.unwrap();
+        assert_ne!(moved.ptr(), piece.ptr());
+        assert_eq!(stats.stats().live(), 2);
+        arena.reset();
+        let piece = arena.allocate(layout(5000, 1)).unwrap();
+        // SAFETY: live, of that layout, and used by nobody.
+        unsafe { arena.deallocate(piece.ptr(), layout(5000, 1)) };
         assert_eq!(arena.allocate(layout(9000, 1)).unwrap().ptr(), piece.ptr());
         assert_eq!(stats.stats().live(), 1);
         drop(arena);
