@@ -1,16 +1,17 @@
 //! hashbrown's map, set and table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::RandomState;
 
 use growspan::{ArenaAllocator, Bytes, LimitedAllocator, StatsAllocator, TrackingAllocator};
-use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
+use hashbrown::{HashMap, HashSet, HashTable};
 
 use crate::{Dice, allocators, assert_empty};
 
 /// Random operations on a map of texts beside a map of std's.
 fn map_life<A: allocator_api2_02::alloc::Allocator + Clone>(allocator: &A, seed: u64, steps: usize) {
     let mut dice = Dice(seed);
-    let mut ours: HashMap<u64, String, DefaultHashBuilder, A> = HashMap::new_in(allocator.clone());
+    let mut ours: HashMap<u64, String, RandomState, A> = HashMap::with_hasher_in(RandomState::new(), allocator.clone());
     let mut theirs: BTreeMap<u64, String> = BTreeMap::new();
     for step in 0..steps {
         let key = dice.roll(4000) as u64;
@@ -78,7 +79,7 @@ fn maps_on_stacked_allocators() {
 fn a_limit_is_an_error_and_the_map_stays() {
     let (_, allocator) = allocators().swap_remove(0);
     let limited = LimitedAllocator::new(allocator, Bytes::kib(100));
-    let mut map: HashMap<u64, u64, DefaultHashBuilder, _> = HashMap::new_in(limited);
+    let mut map: HashMap<u64, u64, RandomState, _> = HashMap::with_hasher_in(RandomState::new(), limited);
     map.extend((0..1000).map(|n| (n, n * n)));
     map.try_reserve(1_000_000).unwrap_err();
     assert!((0..1000).all(|n| map[&n] == n * n));
@@ -88,7 +89,7 @@ fn a_limit_is_an_error_and_the_map_stays() {
 fn sets_and_tables_agree_with_std() {
     for (device, allocator) in allocators() {
         let mut dice = Dice(5);
-        let mut ours: HashSet<usize, DefaultHashBuilder, _> = HashSet::new_in(allocator.clone());
+        let mut ours: HashSet<usize, RandomState, _> = HashSet::with_hasher_in(RandomState::new(), allocator.clone());
         let mut theirs = BTreeSet::new();
         let mut table: HashTable<usize, _> = HashTable::new_in(allocator.clone());
         for _ in 0..20_000 {
