@@ -22,7 +22,7 @@ registries() {
     git grep -nIiE "$keys|$hosts" -- . ':!*.lock' ':!ci/house.sh'
 }
 stale_locks() {
-    for tree in . fuzz; do
+    for tree in . fuzz examples/gpu-containers; do
         cargo metadata --locked --quiet --format-version 1 --manifest-path $tree/Cargo.toml 2>&1 >/dev/null
     done
 }

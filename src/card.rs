@@ -57,8 +57,10 @@ pub(crate) trait GiveWay: Send + Sync + fmt::Debug {
     /// Gives it all back to the driver. Returns how much.
     fn give_way(&self) -> u64;
 
-    /// What it did so far.
-    fn stats(&self) -> PoolStats;
+    /// What it did so far as a pool, if it is one.
+    fn stats(&self) -> PoolStats {
+        PoolStats::default()
+    }
 }
 
 /// A span with memory for growth to come.

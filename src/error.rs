@@ -106,6 +106,15 @@ pub enum Error {
     },
     /// The device has no memory left, also after the pool was emptied.
     OutOfMemory(Box<OutOfMemory>),
+    /// An allocator's limit would be passed.
+    OverLimit {
+        /// The bytes asked for.
+        asked: Bytes,
+        /// The bytes in use.
+        used: Bytes,
+        /// The most there may be.
+        limit: Bytes,
+    },
     /// The process may not hold as many open files. Never reported as out of memory.
     OutOfFiles(Shortage),
     /// The process may not have as many memory map entries.
@@ -399,6 +408,9 @@ impl fmt::Display for Error {
                  pieces"
             ),
             Self::OutOfMemory(figures) => figures.fmt(f),
+            Self::OverLimit { asked, used, limit } => {
+                write!(f, "{asked} asked for, and {used} of the limit of {limit} are used; free something, or raise it")
+            }
             Self::OutOfFiles(Shortage { needed, limit, hard }) => write!(
                 f,
                 "no open file left for another chunk: {needed} needed, what is kept for the application included, and the \

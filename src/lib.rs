@@ -1,6 +1,7 @@
 #![cfg_attr(any(feature = "sim", not(doctest)), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod allocator;
 mod background;
 pub mod backing;
 mod budget;
@@ -14,12 +15,18 @@ pub mod pinned;
 mod pool;
 mod quiesce;
 mod range;
+mod slots;
 mod stats;
 mod sync;
 pub mod sys;
 pub mod verdict;
 mod waiting;
 
+pub use allocator::{
+    AllocatorStats, ArenaAllocator, Block, DeviceAllocator, DeviceMemory, Failure, Figures, Headroom, HostMemory,
+    LimitedAllocator, LiveBlock, PointerAllocator, RawAllocator, RetryAllocator, SpanAllocator, SpanAllocatorBuilder,
+    StatsAllocator, TrackingAllocator,
+};
 pub use backing::{AheadPolicy, Backing, Coalesced, Fallback, FallbackContiguous, MapHooks, Mode, Shrunk};
 pub use budget::{BudgetUsage, MapBudget, OpenFileBudget};
 pub use buffer::{BufferBuilder, BufferSet, GrowableBuffer, Leaked, Loan, Member, Returned};

@@ -280,6 +280,11 @@ impl ChunkPool {
         }
     }
 
+    /// A kept chunk of that size, if there is one.
+    pub(crate) fn take_kept(&self, bytes: u64) -> Option<Chunk> {
+        self.inner.remove(bytes)
+    }
+
     /// A chunk of a size the device maps: a kept one if there is one, else a new one. When memory or open files run out,
     /// everything kept is released and it is tried once more.
     pub(crate) fn take_one(&self, bytes: u64) -> Result<Taken> {

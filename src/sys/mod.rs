@@ -4,6 +4,7 @@
 //! over `&str`. The exception to the first line is the part of `map` and `pages` that changes memory in place: no signature can
 //! promise that nobody uses that memory, so those functions are `unsafe` and say what their callers owe.
 
+pub(crate) mod fork;
 pub mod limits;
 pub(crate) mod map;
 pub mod memory;

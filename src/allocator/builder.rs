@@ -1,0 +1,199 @@
+//! How an allocator is built.
+
+use core::marker::PhantomData;
+
+use super::ground::{Ground, Plan};
+use super::inner::Core;
+use super::large::{Headroom, LargePlan};
+use super::{DeviceMemory, HostMemory, SpanAllocator, classes::PAGE};
+use crate::bytes::Bytes;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::pool::{ChunkPool, Sizing};
+
+/// The alignment of all blocks on a device, in bytes: what drivers align theirs to.
+const DEVICE_ALIGN: usize = 256;
+/// The same on the host: what `malloc` aligns to.
+const HOST_ALIGN: usize = 16;
+/// The largest threshold: regions are larger, and counted in 32 bits.
+const MOST_THRESHOLD: Bytes = Bytes::gib(64);
+
+/// Builds a [`SpanAllocator`].
+///
+/// ```
+/// use growspan::{Bytes, Device, Headroom, SpanAllocator};
+///
+/// # fn main() -> growspan::Result<()> {
+/// // Every block of 64 KiB and more can grow to a gibibyte without moving.
+/// let allocator = SpanAllocator::builder(&Device::host()?)
+///     .threshold(Bytes::kib(64))
+///     .headroom(Headroom::default().with_least(Bytes::gib(1)))
+///     .build()?;
+/// # drop(allocator);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SpanAllocatorBuilder {
+    device: Device,
+    threshold: Option<Bytes>,
+    headroom: Headroom,
+    sizing: Option<Sizing>,
+    pool: Option<ChunkPool>,
+    min_align: Option<usize>,
+    slot: Option<Bytes>,
+    small_span: Option<Bytes>,
+    keep: Option<Bytes>,
+    recycle: usize,
+    heaps: Option<u8>,
+}
+
+impl SpanAllocatorBuilder {
+    pub(super) fn new(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            threshold: None,
+            headroom: Headroom::default(),
+            sizing: None,
+            pool: None,
+            min_align: None,
+            slot: None,
+            small_span: None,
+            keep: None,
+            recycle: 4,
+            heaps: None,
+        }
+    }
+
+    /// From which size on a block owns a span, between 32 KiB and 64 GiB: the device's granularity unless set.
+    ///
+    /// A block of its own grows in place and takes whole chunks. Blocks below are packed side by side: where many
+    /// blocks of a few MiB come and go, as in training, a threshold above them wastes less memory.
+    pub const fn threshold(mut self, bytes: Bytes) -> Self {
+        self.threshold = Some(bytes);
+        self
+    }
+
+    /// How many addresses blocks of their own reserve beyond their size.
+    pub const fn headroom(mut self, headroom: Headroom) -> Self {
+        self.headroom = headroom;
+        self
+    }
+
+    /// How the chunks of such blocks are sized, instead of the device's default. With the ladder up to an eighth of
+    /// what is committed lies idle.
+    pub const fn sizing(mut self, sizing: Sizing) -> Self {
+        self.sizing = Some(sizing);
+        self
+    }
+
+    /// Where chunks come from and go to, instead of the device's pool.
+    pub fn pool(mut self, pool: &ChunkPool) -> Self {
+        self.pool = Some(pool.clone());
+        self
+    }
+
+    /// The alignment of all blocks and the size of the smallest, in bytes: a power of two from 16 to 16 KiB. 256 unless
+    /// set, 16 on the host.
+    pub const fn alignment(mut self, bytes: usize) -> Self {
+        self.min_align = Some(bytes);
+        self
+    }
+
+    /// The chunk under small blocks: a power of two from 64 KiB that the device maps. The granularity unless set. Small
+    /// slots give memory back sooner; large ones take fewer driver calls, and fewer open files where chunks keep one.
+    pub const fn slot(mut self, bytes: Bytes) -> Self {
+        self.slot = Some(bytes);
+        self
+    }
+
+    /// How many addresses are reserved for small blocks: twice the device's memory unless set, rounded up.
+    pub const fn small_span(mut self, bytes: Bytes) -> Self {
+        self.small_span = Some(bytes);
+        self
+    }
+
+    /// How much memory that holds nothing stays mapped, under freed blocks of their own and under small ones, each. A
+    /// sixteenth of the device's memory unless set. What is above goes to the pool by itself; where memory runs out on the
+    /// device, all of it is given back before that is an error.
+    pub const fn keep(mut self, bytes: Bytes) -> Self {
+        self.keep = Some(bytes);
+        self
+    }
+
+    /// How many spans of freed blocks stay reserved for the next, for each doubling of their size. 4 unless set.
+    pub const fn recycle(mut self, spans: usize) -> Self {
+        self.recycle = spans;
+        self
+    }
+
+    /// How many heaps threads share for small blocks: twice the processors unless set, rounded up to a power of two, at
+    /// most 128. Each takes memory of its own.
+    pub const fn heaps(mut self, heaps: u8) -> Self {
+        self.heaps = Some(heaps);
+        self
+    }
+
+    /// An allocator whose memory the host may touch.
+    ///
+    /// # Errors
+    /// [`Error::NotHostVisible`] for a device whose memory the host cannot touch: [`build_on_device`](Self::build_on_device)
+    /// is for those. [`Error::ChunkSize`], [`Error::Blocked`], [`Error::OtherDevice`] for what cannot be;
+    /// [`Error::Reserve`] if addresses cannot be had.
+    pub fn build(self) -> Result<SpanAllocator<HostMemory>> {
+        if !self.device.info().host_visible {
+            return Err(Error::NotHostVisible { device: self.device.info().id() });
+        }
+        self.finish()
+    }
+
+    /// An allocator on any device, whose memory the host does not touch.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), but for the first.
+    pub fn build_on_device(self) -> Result<SpanAllocator<DeviceMemory>> {
+        self.finish()
+    }
+
+    fn finish<M>(self) -> Result<SpanAllocator<M>> {
+        let device = &self.device;
+        let pool = self.pool.unwrap_or_else(|| device.pool().clone());
+        if !std::sync::Arc::ptr_eq(pool.card(), device.card()) {
+            let (theirs, ours) = (pool.card().id(), device.info().id());
+            return Err(Error::OtherDevice { what: "a pool", theirs, ours });
+        }
+        let total = device.memory()?.total;
+        let least = Bytes::new(2 * PAGE as u64);
+        let threshold = self.threshold.unwrap_or(device.verdict().granularity().max(least));
+        if threshold < least || threshold > MOST_THRESHOLD {
+            return Err(Error::ChunkSize { asked: threshold, granularity: least, max: MOST_THRESHOLD });
+        }
+        let min_align = self.min_align.unwrap_or(if device.info().host_visible { HOST_ALIGN } else { DEVICE_ALIGN });
+        if !min_align.is_power_of_two() || !(HOST_ALIGN..=PAGE).contains(&min_align) {
+            let (asked, max) = (Bytes::new(min_align as u64), Bytes::new(PAGE as u64));
+            return Err(Error::ChunkSize { asked, granularity: Bytes::new(HOST_ALIGN as u64), max });
+        }
+        let keep = self.keep.map_or(total / 16, Bytes::get);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let heaps = self.heaps.map_or(2 * processors, usize::from).min(128);
+        let plan = Plan {
+            pool,
+            min_align,
+            threshold: threshold.get(),
+            slot: self.slot,
+            span: self.small_span.map_or(total.saturating_mul(2), Bytes::get),
+            keep,
+        };
+        let large = LargePlan {
+            headroom: self.headroom,
+            sizing: self.sizing.unwrap_or(device.default_sizing()),
+            recycle: self.recycle,
+            keep,
+            total,
+        };
+        let ground = Ground::new(device, plan)?;
+        let core = Core::new(ground, u8::try_from(heaps).unwrap_or(128), large, threshold.get());
+        Ok(SpanAllocator { core, stream: None, _memory: PhantomData })
+    }
+}

@@ -1,0 +1,544 @@
+//! What all handles of one allocator share.
+
+use core::alloc::Layout;
+use core::cell::Cell;
+use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::ground::Ground;
+use super::heap::Heap;
+use super::large::{Fate, Large, LargePlan, Span};
+use super::streams::Streams;
+use crate::backing::Mode;
+use crate::bytes::Bytes;
+use crate::card::GiveWay;
+use crate::driver::RawStream;
+use crate::error::{Error, Result};
+use crate::sys::fork;
+
+/// The shared part of an allocator. Addresses are device addresses; layouts are never of size zero.
+pub(super) struct Core {
+    pub(super) ground: Ground,
+    heaps: Box<[Own<Mutex<Heap>>]>,
+    large: Mutex<Large>,
+    plan: LargePlan,
+    /// Blocks of this size and more own a span, in bytes.
+    threshold: u64,
+    host_visible: bool,
+    /// Tells the process that made it from its children.
+    generation: u64,
+    streams: Streams,
+}
+
+/// Something that shares no cache line with its neighbours.
+#[repr(align(128))]
+struct Own<T>(T);
+
+/// The number of this thread, by which it finds its heap.
+#[inline]
+fn thread_number() -> usize {
+    thread_local! { static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) } }
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            number.set(NEXT.fetch_add(1, Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// What a block takes, whoever asks for it: two layouts of one footprint can have the same block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Footprint {
+    Small(usize),
+    Range(u64),
+    Large(u64),
+}
+
+impl Core {
+    pub(super) fn new(ground: Ground, heaps: u8, plan: LargePlan, threshold: u64) -> Arc<Self> {
+        let heaps = (0..heaps.max(1).next_power_of_two()).map(|owner| Own(Mutex::new(Heap::new(owner, &ground))));
+        let this = Arc::new(Self {
+            heaps: heaps.collect(),
+            large: Mutex::default(),
+            plan,
+            threshold,
+            host_visible: ground.device.info().host_visible,
+            generation: fork::generation(),
+            streams: Streams::default(),
+            ground,
+        });
+        let weak: Weak<Self> = Arc::downgrade(&this);
+        this.ground.card().add_pool(weak);
+        this
+    }
+
+    /// That this is the process that made the allocator: its memory is not there in a forked child.
+    #[inline]
+    fn check_process(&self) -> Result<()> {
+        if fork::generation_now() == self.generation { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    #[inline]
+    fn own_heap(&self) -> MutexGuard<'_, Heap> {
+        self.heaps[thread_number() & (self.heaps.len() - 1)].0.lock()
+    }
+
+    pub(super) fn footprint(&self, layout: Layout) -> Footprint {
+        let (size, align) = (layout.size() as u64, layout.align() as u64);
+        if size >= self.threshold || align > self.ground.max_align {
+            return Footprint::Large(size);
+        }
+        match self.ground.classes.of(layout.size(), layout.align()) {
+            Some(class) => Footprint::Small(class),
+            None => Footprint::Range(size.next_multiple_of(self.ground.unit)),
+        }
+    }
+
+    /// A block.
+    #[inline]
+    pub(super) fn allocate(&self, layout: Layout, stream: Option<RawStream>) -> Result<u64> {
+        self.check_process()?;
+        if self.streams.are_waiting() {
+            return self.allocate_waiting(layout, stream);
+        }
+        self.allocate_now(layout)
+    }
+
+    /// While blocks wait for streams: one that was freed on this stream, or a new one, for which all that have passed
+    /// are freed first, and all that wait if there is no memory otherwise.
+    #[cold]
+    fn allocate_waiting(&self, layout: Layout, stream: Option<RawStream>) -> Result<u64> {
+        if let Some(stream) = stream
+            && let Some(address) = self.streams.take(stream, self.footprint(layout), layout.align() as u64)
+        {
+            return Ok(address);
+        }
+        self.streams.passed(self.ground.card(), |address| self.free(address));
+        match self.allocate_now(layout) {
+            Err(error @ (Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::Blocked { .. })) => {
+                if self.streams.wait(self.ground.card(), |address| self.free(address)).is_err() {
+                    return Err(error);
+                }
+                self.allocate_now(layout)
+            }
+            result => result,
+        }
+    }
+
+    #[inline]
+    fn allocate_now(&self, layout: Layout) -> Result<u64> {
+        let (size, align) = (layout.size() as u64, layout.align() as u64);
+        if size >= self.threshold || align > self.ground.max_align {
+            return self.allocate_large(size, align);
+        }
+        if let Some(class) = self.ground.classes.of(layout.size(), layout.align()) {
+            let result = self.own_heap().take_small(&self.ground, class);
+            return match result {
+                Ok(address) => Ok(address),
+                Err(error) => self.once_more(error, |heap| heap.take_small(&self.ground, class)),
+            };
+        }
+        let result = self.own_heap().take_large(&self.ground, size, align);
+        match result {
+            Ok(address) => Ok(address),
+            Err(error) => self.once_more(error, |heap| heap.take_large(&self.ground, size, align)),
+        }
+    }
+
+    /// After the addresses ran out: other heaps give up theirs, as far as they hold nothing.
+    #[cold]
+    fn once_more(&self, error: Error, take: impl FnOnce(&mut Heap) -> Result<u64>) -> Result<u64> {
+        if !matches!(error, Error::Blocked { .. }) {
+            return Err(error);
+        }
+        self.trim_heaps(|heap| heap.give_back(&self.ground, 0));
+        take(&mut self.own_heap())
+    }
+
+    fn allocate_large(&self, bytes: u64, align: u64) -> Result<u64> {
+        let virtual_memory = self.is_virtual();
+        let span = if virtual_memory { self.plan.headroom.span(bytes, self.plan.total) } else { bytes };
+        let granularity = self.ground.device.verdict().granularity().get();
+        let recycled = self.large.lock().recycle(bytes, align, span, granularity, virtual_memory);
+        let span = match recycled {
+            None => self.plan.open(&self.ground, bytes, align)?,
+            Some(mut span) => match self.plan.adapt(&self.ground, &mut span, bytes) {
+                Ok(()) => span,
+                Err(error) => {
+                    self.retire(span);
+                    return Err(error);
+                }
+            },
+        };
+        Ok(self.large.lock().insert(span))
+    }
+
+    fn is_virtual(&self) -> bool {
+        self.ground.device.verdict().mode() == Mode::Virtual
+    }
+
+    /// Frees a block, at once or when `stream` has passed what is queued on it now.
+    #[inline]
+    pub(super) fn deallocate(&self, address: u64, layout: Layout, stream: Option<RawStream>) {
+        if self.check_process().is_err() {
+            return;
+        }
+        match stream.filter(|_| !self.host_visible) {
+            Some(stream) => self.streams.free_later(&self.ground.device, stream, address, self.footprint(layout)),
+            None => self.free(address),
+        }
+    }
+
+    /// Frees a block that nothing uses any more.
+    #[inline]
+    fn free(&self, address: u64) {
+        if let Some((region, owner)) = self.ground.find(address) {
+            let known = self.heaps.get(owner).is_some_and(|heap| heap.0.lock().put(&self.ground, region, address));
+            if !known {
+                self.unknown(address);
+            }
+            return;
+        }
+        self.free_large(address);
+    }
+
+    #[cold]
+    fn unknown(&self, address: u64) {
+        let address = format_args!("{address:#x}").to_string();
+        tracing::error!(device = %self.ground.device.info().id(), address, "no block of this allocator begins there; ignored");
+        debug_assert!(false, "no block of this allocator begins at {address}");
+    }
+
+    fn free_large(&self, address: u64) {
+        let span = self.large.lock().remove(address);
+        match span {
+            Some(span) => self.retire(span),
+            None => self.unknown(address),
+        }
+    }
+
+    /// Keeps a span that holds no block, or its addresses alone, or nothing of it.
+    fn retire(&self, span: Span) {
+        let fate = self.large.lock().keep(&self.plan, span);
+        let Fate::Excess(mut span) = fate else { return };
+        if let Err(error) = self.ground.quiet() {
+            tracing::debug!(%error, "a freed block keeps its memory for now");
+            self.large.lock().keep_anyway(span);
+            return;
+        }
+        if self.is_virtual() && LargePlan::empty(&self.ground, &mut span).is_ok() {
+            let fate = self.large.lock().keep(&self.plan, span);
+            let Fate::Excess(excess) = fate else { return };
+            span = excess;
+        }
+        self.close(span);
+    }
+
+    fn close(&self, mut span: Span) {
+        if let Err(error) = span.backing.close() {
+            tracing::warn!(device = %self.ground.device.info().id(), %error, "a span of an allocator did not come back");
+        }
+    }
+
+    /// Makes a block larger, where it is if that can be. Returns its address.
+    pub(super) fn grow(&self, address: u64, old: Layout, new: Layout, stream: Option<RawStream>) -> Result<u64> {
+        self.check_process()?;
+        if address.is_multiple_of(new.align() as u64) && self.grow_in_place(address, new.size() as u64)? {
+            return Ok(address);
+        }
+        self.relocate(address, old, new, old.size(), stream)
+    }
+
+    /// The same, and what is added holds zeros. A block that could not be cleared is as it was.
+    pub(super) fn grow_zeroed(&self, address: u64, old: Layout, new: Layout, stream: Option<RawStream>) -> Result<u64> {
+        self.check_process()?;
+        let added = new.size() - old.size();
+        if address.is_multiple_of(new.align() as u64) && self.grow_in_place(address, new.size() as u64)? {
+            self.clear(address + old.size() as u64, added, stream)?;
+            return Ok(address);
+        }
+        let target = self.allocate(new, stream)?;
+        let done = self
+            .clear(target + old.size() as u64, added, stream)
+            .and_then(|()| self.copy(target, address, old.size(), stream));
+        if let Err(error) = done {
+            self.deallocate(target, new, stream);
+            return Err(error);
+        }
+        self.deallocate(address, old, stream);
+        Ok(target)
+    }
+
+    fn grow_in_place(&self, address: u64, bytes: u64) -> Result<bool> {
+        if let Some((region, owner)) = self.ground.find(address) {
+            // A block that is to own a span from now on moves there, where it can grow further.
+            let Some(heap) = self.heaps.get(owner).filter(|_| bytes < self.threshold) else { return Ok(false) };
+            return heap.0.lock().grow(&self.ground, region, address, bytes);
+        }
+        let mut large = self.large.lock();
+        match large.committed_of(address) {
+            None => return Ok(false),
+            Some(committed) if committed >= bytes => return Ok(true),
+            Some(_) => {}
+        }
+        let Some(mut span) = large.remove(address) else { return Ok(false) };
+        drop(large);
+        let grown = match span.backing.mode() {
+            Mode::Virtual if span.backing.reserved() >= bytes => {
+                self.ground.card().check_capture(None).and_then(|()| {
+                    let growth = span.backing.grow(bytes)?;
+                    span.backing.settle(growth);
+                    Ok(true)
+                })
+            }
+            _ => Ok(false),
+        };
+        self.large.lock().insert(span);
+        grown
+    }
+
+    /// Moves a block to another that fits `new`, with its first `live` bytes.
+    fn relocate(&self, address: u64, old: Layout, new: Layout, live: usize, stream: Option<RawStream>) -> Result<u64> {
+        let target = self.allocate(new, stream)?;
+        if let Err(error) = self.copy(target, address, live, stream) {
+            self.deallocate(target, new, stream);
+            return Err(error);
+        }
+        self.deallocate(address, old, stream);
+        Ok(target)
+    }
+
+    /// Makes a block smaller and gives memory back where that can be. Returns its address.
+    pub(super) fn shrink(&self, address: u64, old: Layout, new: Layout, stream: Option<RawStream>) -> Result<u64> {
+        self.check_process()?;
+        if !address.is_multiple_of(new.align() as u64) {
+            return self.relocate(address, old, new, new.size(), stream);
+        }
+        if self.is_worth_moving(address, new) {
+            // No memory for a smaller block: then it stays.
+            return Ok(self.relocate(address, old, new, new.size(), stream).unwrap_or(address));
+        }
+        self.shrink_in_place(address, new.size() as u64, stream);
+        Ok(address)
+    }
+
+    /// Whether a block has more than twice of what another for this layout would, and could not give it back in place.
+    fn is_worth_moving(&self, address: u64, new: Layout) -> bool {
+        match (self.ground.find(address), self.footprint(new)) {
+            (Some((region, owner)), Footprint::Small(class)) => {
+                let size = self.heaps.get(owner).and_then(|heap| heap.0.lock().size_of(&self.ground, region, address));
+                size.is_some_and(|size| size / 2 > u64::from(self.ground.classes.size(class)))
+            }
+            (None, Footprint::Small(_) | Footprint::Range(_)) => new.size() as u64 <= self.threshold / 2,
+            (None, Footprint::Large(bytes)) => {
+                // Without virtual memory a block keeps all it has.
+                let committed = self.large.lock().committed_of(address).unwrap_or(0);
+                !self.is_virtual() && committed / 2 > bytes
+            }
+            _ => false,
+        }
+    }
+
+    fn shrink_in_place(&self, address: u64, bytes: u64, stream: Option<RawStream>) {
+        if let Some((region, owner)) = self.ground.find(address) {
+            // On a stream, work may still use what is given up; it stays until the block is freed.
+            if let Some(heap) = self.heaps.get(owner).filter(|_| stream.is_none() || self.host_visible) {
+                heap.0.lock().shrink(&self.ground, region, address, bytes);
+            }
+            return;
+        }
+        let span = self.large.lock().remove(address);
+        let Some(mut span) = span else { return };
+        if span.backing.would_release(bytes) > 0 {
+            let shrunk = self.ground.quiet().and_then(|()| {
+                // SAFETY: `quiet` waited for the device; the block's owner gives up what is behind `bytes`.
+                unsafe { span.backing.shrink(bytes) }
+            });
+            if let Err(error) = shrunk {
+                tracing::debug!(%error, "a block that shrank keeps its memory");
+            }
+        }
+        self.large.lock().insert(span);
+    }
+
+    /// Copies into a block, which is the caller's to change.
+    pub(super) fn copy_in(&self, to: u64, from: &[u8]) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the place lies in a committed block; the slice outlives the call, and without a stream the copy is over
+        // when this returns.
+        Ok(unsafe { self.ground.card().gate().copy_in(to, from.as_ptr(), from.len() as u64, None) }?)
+    }
+
+    /// Copies out of a block.
+    pub(super) fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the same the other way.
+        Ok(unsafe { self.ground.card().gate().copy_out(to.as_mut_ptr(), from, to.len() as u64, None) }?)
+    }
+
+    /// Copies between blocks. The two places do not overlap.
+    pub(super) fn copy(&self, to: u64, from: u64, bytes: usize, stream: Option<RawStream>) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        if let Some((to, from)) = self.host(to).zip(self.host(from)) {
+            // SAFETY: both places lie in blocks of the caller's, which the driver says the host may touch; the caller says
+            // that they do not overlap.
+            unsafe { from.copy_to_nonoverlapping(to, bytes) };
+            return Ok(());
+        }
+        // SAFETY: both blocks are committed for `bytes` bytes and do not overlap. Without a stream the copy is over when
+        // this returns; with one, whatever next uses either is queued behind it, since blocks freed on a stream wait for
+        // it.
+        Ok(unsafe { self.ground.card().gate().copy_within(to, from, bytes as u64, stream) }?)
+    }
+
+    /// Clears a part of a block.
+    pub(super) fn clear(&self, address: u64, bytes: usize, stream: Option<RawStream>) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        if let Some(at) = self.host(address) {
+            // SAFETY: the part lies in a block of the caller's, which the driver says the host may touch.
+            unsafe { at.write_bytes(0, bytes) };
+            return Ok(());
+        }
+        // SAFETY: the part lies in a committed block of the caller's. On a stream the clearing is ordered before whatever
+        // else is queued there, and the block is reused behind it.
+        Ok(unsafe { self.ground.card().gate().fill(address, 0, bytes as u64, stream) }?)
+    }
+
+    /// An address as the host sees it, where it does.
+    fn host(&self, address: u64) -> Option<*mut u8> {
+        let address = usize::try_from(address).ok()?;
+        self.host_visible.then(|| core::ptr::with_exposed_provenance_mut(address))
+    }
+
+    /// Gives back all memory that holds nothing. Returns how much.
+    pub(super) fn trim(&self) -> u64 {
+        if self.check_process().is_err() {
+            return 0;
+        }
+        self.streams.passed(self.ground.card(), |address| self.free(address));
+        let before = self.committed();
+        self.trim_heaps(|heap| {
+            heap.tidy(&self.ground);
+            heap.give_back(&self.ground, 0)
+        });
+        if self.ground.quiet().is_ok() {
+            let waiting = self.large.lock().take_waiting();
+            waiting.into_iter().for_each(|span| self.close(span));
+        }
+        before.saturating_sub(self.committed())
+    }
+
+    fn trim_heaps(&self, mut act: impl FnMut(&mut Heap) -> u64) {
+        for heap in &self.heaps {
+            act(&mut heap.0.lock());
+        }
+    }
+
+    /// Memory mapped for this allocator, in bytes.
+    pub(super) fn committed(&self) -> u64 {
+        let heaps: u64 = self.heaps.iter().map(|heap| heap.0.lock().committed()).sum();
+        heaps + self.large.lock().committed()
+    }
+
+    pub(super) fn figures(&self) -> super::Figures {
+        let mut figures = super::Figures::default();
+        let (mut bytes, mut committed) = (0, 0);
+        for heap in &self.heaps {
+            let heap = heap.0.lock();
+            committed += heap.committed();
+            figures.blocks += heap.blocks;
+            bytes += heap.bytes;
+        }
+        let large = self.large.lock();
+        figures.large_blocks = large.blocks() as u64;
+        figures.blocks += figures.large_blocks;
+        figures.bytes_in_blocks = Bytes::new(bytes + large.committed() - large.idle);
+        figures.bytes_committed = Bytes::new(committed + large.committed());
+        figures.bytes_reserved = Bytes::new(self.ground.reserved() + large.reserved());
+        figures.bytes_idle = Bytes::new(large.idle + self.ground.empty.load(Relaxed));
+        figures
+    }
+
+    /// That a stream may be handed to this device's driver.
+    pub(super) fn check_stream(&self, stream: RawStream) -> Result<()> {
+        self.ground.card().check_stream(stream)
+    }
+}
+
+impl GiveWay for Core {
+    fn give_way(&self) -> u64 {
+        if self.check_process().is_err() {
+            return 0;
+        }
+        // A part in use gives nothing: it may be this thread that uses it.
+        let mut given = 0;
+        for heap in &self.heaps {
+            let Some(mut heap) = heap.0.try_lock() else { continue };
+            heap.tidy(&self.ground);
+            given += heap.unmap_empties(&self.ground, 0, drop);
+        }
+        if self.ground.quiet().is_err() {
+            return given;
+        }
+        let waiting = self.large.try_lock().map(|mut large| (large.idle, large.take_waiting()));
+        if let Some((idle, waiting)) = waiting.filter(|(_, waiting)| !waiting.is_empty()) {
+            waiting.into_iter().for_each(|span| self.close(span));
+            self.ground.pool.trim(Bytes::ZERO);
+            given += idle;
+        }
+        given
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.check_process().is_err() {
+            // The memory belongs to the parent. What is dropped from here on sees that for itself.
+            return;
+        }
+        // Nobody can ask for those any more. Before anything is unmapped, the device is waited for.
+        self.streams.all().into_iter().for_each(|address| self.free(address));
+        let blocks: u64 = self.heaps.iter_mut().map(|heap| heap.0.get_mut().blocks).sum();
+        let blocks = blocks + self.large.get_mut().blocks() as u64;
+        let id = self.ground.device.info().id();
+        if blocks > 0 {
+            // Whoever has them may use them for the rest of the process.
+            tracing::warn!(device = %id, blocks, "an allocator was dropped before its blocks; its memory stays");
+            core::mem::forget(core::mem::take(&mut self.heaps));
+            core::mem::forget(core::mem::take(self.large.get_mut()));
+            return;
+        }
+        let waiting = self.large.get_mut().take_waiting();
+        waiting.into_iter().for_each(|span| self.close(span));
+        let regions: Vec<_> =
+            core::mem::take(&mut self.heaps).into_iter().flat_map(|heap| heap.0.into_inner().into_regions()).collect();
+        if regions.is_empty() {
+            return;
+        }
+        let idle = self.ground.quiet().is_ok();
+        for region in regions {
+            let pool = self.ground.pool.clone();
+            if let Err(error) = region.tear_down(idle, move |chunk| pool.put(chunk)) {
+                tracing::warn!(device = %id, %error, "not all of an allocator's memory came back");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("ground", &self.ground).finish_non_exhaustive()
+    }
+}

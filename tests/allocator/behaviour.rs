@@ -1,0 +1,452 @@
+//! What the allocator promises of addresses and memory.
+
+use core::alloc::Layout;
+use std::sync::Arc;
+
+use growspan::driver::Call;
+use growspan::driver::fault::FaultPlan;
+use growspan::driver::host::{HostDriver, HostOptions};
+use growspan::driver::sim::{Personality, SimDriver};
+use growspan::{
+    Bytes, Device, DeviceMemory, DeviceOptions, Error, GrowableBuffer, Headroom, Mode, Sizing, SpanAllocator,
+};
+
+use crate::drivers::{card, worlds};
+use crate::model::{Model, layout};
+use crate::world::World;
+use crate::{GRANULE, builder, on_device};
+
+/// Slots of small blocks in these tests are one granule, and hold two of these.
+const HALF: usize = GRANULE / 2;
+
+fn allocate(allocator: &SpanAllocator<DeviceMemory>, layout: Layout) -> growspan::Block {
+    allocator.allocate(layout).unwrap()
+}
+
+fn free(allocator: &SpanAllocator<DeviceMemory>, block: growspan::Block, layout: Layout) {
+    // SAFETY: the callers hand over a live block of that layout that nobody uses.
+    unsafe { allocator.deallocate(block.ptr(), layout) };
+}
+
+#[test]
+fn nothing_and_too_much() {
+    for world in worlds() {
+        let allocator = on_device(&world);
+        for align in [1, 64, 4096, 1 << 30] {
+            let nothing = allocator.allocate(layout(0, align)).unwrap();
+            assert_eq!((nothing.len(), nothing.device_ptr() % align as u64), (0, 0));
+            let zeroed = allocator.allocate_zeroed(layout(0, align)).unwrap();
+            free(&allocator, zeroed, layout(0, align));
+            // From nothing to something and back.
+            // SAFETY: a block of size zero, which is nowhere.
+            let grown = unsafe { allocator.grow(nothing.ptr(), layout(0, align), layout(10, 1)) }.unwrap();
+            // SAFETY: live, of that layout, and used by nobody.
+            let shrunk = unsafe { allocator.shrink(grown.ptr(), layout(10, 1), layout(0, align)) }.unwrap();
+            assert_eq!((shrunk.len(), shrunk.device_ptr() % align as u64), (0, 0));
+        }
+        assert_eq!(allocator.figures().blocks, 0);
+        let before = world.picture();
+        for huge in [1 << 34, 1 << 50, isize::MAX as usize] {
+            let error = allocator.allocate(layout(huge, 1)).unwrap_err();
+            assert!(!error.to_string().is_empty());
+            let block = allocate(&allocator, layout(100, 1));
+            // SAFETY: live, of that layout, and used by nobody.
+            unsafe { allocator.grow(block.ptr(), layout(100, 1), layout(huge, 1)) }.unwrap_err();
+            free(&allocator, block, layout(100, 1));
+        }
+        let error = allocator.allocate(layout(64, 1 << 40));
+        assert!(world.is_virtual() == matches!(error, Err(Error::Alignment { .. })) || error.is_err(), "{error:?}");
+        drop(allocator);
+        let _ = before;
+        world.assert_empty("after huge layouts");
+    }
+}
+
+#[test]
+fn a_large_block_grows_where_it_is_and_gives_back_what_it_shrinks_by() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let allocator = on_device(&world);
+        let mut model = Model::new(allocator.clone(), world.name.clone());
+        model.allocate(layout(GRANULE, 8)).unwrap();
+        let address = model.live[0].block.device_ptr();
+        for granules in [2, 3, 9, 40, 200] {
+            model.resize(0, layout(granules * GRANULE, 8), granules == 9).unwrap();
+            assert_eq!(model.live[0].block.device_ptr(), address, "{}", world.name);
+        }
+        let full = allocator.figures().bytes_committed;
+        model.resize(0, layout(3 * GRANULE, 8), false).unwrap();
+        assert_eq!(model.live[0].block.device_ptr(), address, "{}", world.name);
+        let left = allocator.figures().bytes_committed.get();
+        let uniform = 4 * GRANULE as u64;
+        assert!(left <= 4 * GRANULE as u64 || left <= uniform, "{}: {left} of {full} stay", world.name);
+        model.free_all();
+        drop((model, allocator));
+        world.assert_empty("after a large block");
+    }
+}
+
+#[test]
+fn a_block_without_headroom_moves_with_its_contents() {
+    for world in worlds() {
+        let allocator = builder(&world).headroom(Headroom::NONE).build_on_device().unwrap();
+        let mut model = Model::new(allocator.clone(), world.name.clone());
+        model.allocate(layout(2 * GRANULE, 8)).unwrap();
+        model.allocate(layout(2 * GRANULE, 8)).unwrap();
+        model.resize(0, layout(20 * GRANULE, 8), true).unwrap();
+        model.check_all();
+        model.free_all();
+        drop((model, allocator));
+        world.assert_empty("after a move");
+    }
+}
+
+#[test]
+fn holes_in_the_middle_give_their_chunks_back() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let allocator = builder(&world).keep(Bytes::ZERO).build_on_device().unwrap();
+        let layout = layout(HALF, 1);
+        let blocks: Vec<_> = (0..64).map(|_| allocate(&allocator, layout)).collect();
+        let full = allocator.figures().bytes_committed;
+        assert_eq!(full, Bytes::new(32 * GRANULE as u64), "{}", world.name);
+        // One of each pair is not enough.
+        for block in blocks.iter().step_by(2) {
+            free(&allocator, *block, layout);
+        }
+        assert_eq!(allocator.figures().bytes_committed, full);
+        for block in blocks.iter().skip(1).step_by(2).skip(3).take(20) {
+            free(&allocator, *block, layout);
+        }
+        assert_eq!(allocator.figures().bytes_committed, Bytes::new(12 * GRANULE as u64), "{}", world.name);
+        for block in blocks.iter().skip(1).step_by(2).take(3).chain(blocks.iter().skip(1).step_by(2).skip(23)) {
+            free(&allocator, *block, layout);
+        }
+        assert_eq!(allocator.figures().bytes_committed, Bytes::ZERO, "{}", world.name);
+        drop(allocator);
+        world.assert_empty("after holes");
+    }
+}
+
+#[test]
+fn what_holds_nothing_stays_up_to_the_limit_and_trim_takes_the_rest() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).keep(Bytes::new(8 * GRANULE as u64)).build_on_device().unwrap();
+    let layout = layout(HALF, 1);
+    let blocks: Vec<_> = (0..64).map(|_| allocate(&allocator, layout)).collect();
+    for block in blocks {
+        free(&allocator, block, layout);
+    }
+    let figures = allocator.figures();
+    assert!(figures.bytes_idle <= Bytes::new(8 * GRANULE as u64) && !figures.bytes_idle.is_zero(), "{figures}");
+    assert_eq!(figures.bytes_idle, figures.bytes_committed);
+    assert_eq!(allocator.trim(), figures.bytes_idle);
+    assert_eq!(allocator.figures().bytes_committed, Bytes::ZERO);
+}
+
+/// Memory under holes is used for other places before new memory is asked for.
+#[test]
+fn holes_lend_their_chunks_to_other_places() {
+    let world = World::sim(card().total(Bytes::mib(16)), DeviceOptions::new().pool_keep(Bytes::ZERO));
+    let allocator = builder(&world).keep(Bytes::mib(64)).threshold(Bytes::mib(4)).build_on_device().unwrap();
+    let small = layout(GRANULE, 1);
+    let blocks: Vec<_> = (0..200).map(|_| allocate(&allocator, small)).collect();
+    let chunks = world.device.snapshot().chunks;
+    for block in blocks.iter().step_by(2) {
+        free(&allocator, *block, small);
+    }
+    // No hole is wide enough, but together they have the chunks.
+    let creates = world.sim.as_ref().unwrap().count(Call::Create);
+    let wide = layout(3 << 20, 1);
+    let block = allocate(&allocator, wide);
+    assert_eq!(world.device.snapshot().chunks, chunks);
+    assert_eq!(world.sim.as_ref().unwrap().count(Call::Create), creates);
+    free(&allocator, block, wide);
+    for block in blocks.iter().skip(1).step_by(2) {
+        free(&allocator, *block, small);
+    }
+    drop(allocator);
+    world.assert_empty("after lending");
+}
+
+#[test]
+fn a_buffer_gets_what_an_allocator_does_not_need() {
+    let world = World::sim(card().total(Bytes::mib(16)), DeviceOptions::new());
+    let allocator = builder(&world).keep(Bytes::mib(64)).build_on_device().unwrap();
+    let (small, large) = (layout(HALF, 1), layout(5 << 20, 1));
+    let blocks: Vec<_> = (0..160).map(|_| allocate(&allocator, small)).collect();
+    let own = allocate(&allocator, large);
+    for block in blocks {
+        free(&allocator, block, small);
+    }
+    free(&allocator, own, large);
+    assert!(allocator.figures().bytes_idle >= Bytes::mib(10), "{}", allocator.figures());
+    let mut buffer = GrowableBuffer::<u8>::builder(&world.device).max_len(16 << 20).build().unwrap();
+    buffer.grow_to(15 << 20).unwrap();
+    drop((buffer, allocator));
+    world.assert_empty("after giving way");
+}
+
+#[test]
+fn recycled_memory_is_zero_where_zeros_are_asked_for() {
+    for world in worlds() {
+        let allocator = on_device(&world);
+        let mut model = Model::new(allocator.clone(), world.name.clone());
+        for size in [16, 100, 5000, 16 << 10, 20 << 10, HALF, GRANULE, 3 * GRANULE + 5] {
+            let layout = layout(size, 1);
+            for _ in 0..3 {
+                model.allocate(layout).unwrap();
+            }
+            // Their pattern has no zero byte.
+            model.free_all();
+            for _ in 0..3 {
+                model.allocate_zeroed(layout).unwrap();
+            }
+            model.free_all();
+        }
+        // The rest of a chunk that was used, shrunk out of, and grown into again.
+        for size in [GRANULE + 100, 20 << 10, 3000] {
+            model.allocate(layout(size, 1)).unwrap();
+            model.resize(0, layout(size * 2 / 3, 1), false).unwrap();
+            model.resize(0, layout(size, 1), true).unwrap();
+            model.resize(0, layout(size + 90, 1), true).unwrap();
+            model.free_all();
+        }
+        drop((model, allocator));
+        world.assert_empty("after recycling");
+    }
+}
+
+#[test]
+fn spans_of_freed_blocks_are_had_again() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).recycle(2).build_on_device().unwrap();
+    let sim = world.sim.as_ref().unwrap();
+    let layout = layout(4 * GRANULE, 1);
+    let reserves = || sim.count(Call::Reserve);
+    let blocks: Vec<_> = (0..3).map(|_| allocate(&allocator, layout)).collect();
+    let before = reserves();
+    for block in blocks {
+        free(&allocator, block, layout);
+    }
+    let again: Vec<_> = (0..3).map(|_| allocate(&allocator, layout)).collect();
+    assert_eq!(reserves(), before + 1, "two were kept, one was not");
+    for block in again {
+        free(&allocator, block, layout);
+    }
+    // One for two chunks does not keep the four that a recycled span had.
+    let half = self::layout(2 * GRANULE, 1);
+    let block = allocate(&allocator, half);
+    assert_eq!(reserves(), before + 1);
+    let own = allocator.figures();
+    assert_eq!(own.bytes_committed.get() - own.bytes_idle.get(), 2 * GRANULE as u64, "{own}");
+    free(&allocator, block, half);
+    drop(allocator);
+    world.assert_empty("after recycling spans");
+}
+
+#[test]
+fn blocks_outlive_their_allocator() {
+    let driver = HostDriver::open(HostOptions::default().with_capacity(Bytes::mib(64))).unwrap();
+    let device = DeviceOptions::new().open(Arc::new(driver)).unwrap();
+    let allocator = SpanAllocator::builder(&device).headroom(Headroom::NONE).build().unwrap();
+    let kept: Vec<_> = [100, 40 << 10, 3 << 20]
+        .map(|size| {
+            let block = allocator.allocate_zeroed(layout(size, 1)).unwrap();
+            // SAFETY: the block has so many bytes, and is ours alone.
+            unsafe { core::slice::from_raw_parts_mut(block.ptr().as_ptr(), size) }
+        })
+        .into();
+    drop(allocator);
+    drop(device);
+    for bytes in kept {
+        bytes.fill(9);
+        assert!(bytes.iter().all(|byte| *byte == 9));
+    }
+}
+
+#[test]
+fn allocators_for_the_host_are_refused_on_a_card() {
+    let world = World::sim(card(), DeviceOptions::new());
+    assert!(matches!(SpanAllocator::new(&world.device), Err(Error::NotHostVisible { .. })));
+    let other = World::sim(card(), DeviceOptions::new());
+    let error = SpanAllocator::builder(&world.device).pool(other.device.pool()).build_on_device().unwrap_err();
+    assert!(matches!(error, Error::OtherDevice { .. }), "{error}");
+    for bad in [Bytes::ZERO, Bytes::kib(3), Bytes::gib(100)] {
+        let error = SpanAllocator::builder(&world.device).threshold(bad).build_on_device().unwrap_err();
+        assert!(matches!(error, Error::ChunkSize { .. }), "{error}");
+    }
+    for bad in [0, 8, 24, 32 << 10] {
+        assert!(SpanAllocator::builder(&world.device).alignment(bad).build_on_device().is_err(), "{bad}");
+    }
+    for bad in [Bytes::ZERO, Bytes::kib(4), Bytes::kib(65), Bytes::gib(2)] {
+        assert!(SpanAllocator::builder(&world.device).slot(bad).build_on_device().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn addresses_that_cannot_be_had_are_fewer() {
+    // A span of twice the memory is too large for this one.
+    let world = World::personality(Personality::ReserveLimit(1 << 30), DeviceOptions::new());
+    let allocator = SpanAllocator::builder(&world.device).build_on_device().unwrap();
+    let (small, large) = (layout(HALF, 1), layout(3 << 20, 1));
+    let blocks = [(small, allocate(&allocator, small)), (large, allocate(&allocator, large))];
+    assert!(allocator.figures().bytes_reserved <= Bytes::gib(2));
+    for (layout, block) in blocks {
+        free(&allocator, block, layout);
+    }
+    drop(allocator);
+    world.assert_empty("after few addresses");
+}
+
+/// Where all chunks of a span have one size, it is that of the block, not of its headroom.
+#[test]
+fn blocks_on_a_device_of_uniform_chunks_waste_little() {
+    let world = World::sim(card().personality(Personality::UniformChunksOnly), DeviceOptions::new());
+    let allocator = builder(&world).headroom(Headroom::default()).keep(Bytes::gib(1)).build_on_device().unwrap();
+    let mut blocks = Vec::new();
+    for round in 0..3 {
+        for granules in [1, 3, 20, 200] {
+            let layout = layout(granules * GRANULE, 1);
+            blocks.push((layout, allocate(&allocator, layout)));
+            let live: u64 = blocks.iter().map(|(layout, _)| layout.size() as u64).sum();
+            let figures = allocator.figures();
+            assert!(figures.bytes_in_blocks.get() <= live + live / 8, "{round}: {figures} for {live}");
+        }
+        for (layout, block) in blocks.drain(..) {
+            free(&allocator, block, layout);
+        }
+    }
+    drop(allocator);
+    world.assert_empty("after uniform chunks");
+}
+
+/// Heaps pass on addresses of which they need none: a shared span of two regions serves several in turn.
+#[test]
+fn addresses_go_round_among_heaps() {
+    let world = World::sim(card().total(Bytes::mib(512)), DeviceOptions::new());
+    let allocator = builder(&world).small_span(Bytes::mib(128)).heaps(4).build_on_device().unwrap();
+    let layout = layout(HALF, 1);
+    for _ in 0..6 {
+        let allocator = allocator.clone();
+        let thread = std::thread::spawn(move || {
+            let blocks: Vec<_> = (0..(100 << 20) / HALF).map(|_| allocate(&allocator, layout)).collect();
+            for block in blocks {
+                free(&allocator, block, layout);
+            }
+        });
+        thread.join().unwrap();
+    }
+    drop(allocator);
+    world.assert_empty("after going round");
+}
+
+#[test]
+fn nothing_is_mapped_while_a_graph_is_captured() {
+    let sim = SimDriver::builder().total(Bytes::gib(1)).build();
+    let device = DeviceOptions::new().open(sim.driver()).unwrap();
+    assert_eq!(device.verdict().mode(), Mode::Virtual);
+    let allocator = SpanAllocator::builder(&device).keep(Bytes::ZERO).sizing(Sizing::Exact).build_on_device().unwrap();
+    let (small, range, large) = (layout(1000, 1), layout(100 << 10, 1), layout(8 << 20, 1));
+    let first = [small, range, large].map(|layout| (layout, allocate(&allocator, layout)));
+    let stream = growspan::driver::RawStream::DEFAULT;
+    sim.capture(stream, true);
+    // What has memory already may be handed out.
+    let inside = allocate(&allocator, small);
+    free(&allocator, inside, small);
+    assert!(matches!(allocator.allocate(large), Err(Error::Capturing { .. })));
+    // Three of them do not fit in what is mapped.
+    let range = layout(1500 << 10, 1);
+    let results: Vec<_> = (0..3).map(|_| allocator.allocate(range)).collect();
+    assert!(results.iter().any(|result| matches!(result, Err(Error::Capturing { .. }))));
+    results.into_iter().flatten().for_each(|block| free(&allocator, block, range));
+    // Frees succeed, and unmap nothing.
+    let unmaps = sim.count(Call::Unmap);
+    for (layout, block) in first {
+        free(&allocator, block, layout);
+    }
+    assert_eq!(sim.count(Call::Unmap), unmaps);
+    assert_eq!(sim.violations(), []);
+    sim.capture(stream, false);
+    allocator.trim();
+    assert_eq!(allocator.figures().bytes_committed, Bytes::ZERO);
+    drop((allocator, device));
+    sim.assert_clean();
+}
+
+#[test]
+fn what_cannot_be_waited_for_goes_when_it_can_be() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).build_on_device().unwrap();
+    let (small, large) = (layout(1000, 1), layout(8 * GRANULE, 1));
+    for layout in [small, large] {
+        let block = allocate(&allocator, layout);
+        free(&allocator, block, layout);
+    }
+    let sim = world.sim.as_ref().unwrap();
+    let unmaps = sim.count(Call::Unmap);
+    // What cuCtxSynchronize says while a stream captures.
+    world.faults.arm(FaultPlan::every().of(Call::Synchronize));
+    assert_eq!(allocator.trim(), Bytes::ZERO);
+    drop(allocator);
+    world.faults.disarm();
+    assert_eq!(sim.count(Call::Unmap), unmaps);
+    assert_eq!(world.device.snapshot().bytes_retiring, Bytes::new(9 * GRANULE as u64));
+    world.assert_balanced("dropped under capture");
+    world.device.synchronize().unwrap();
+    world.assert_empty("after the capture");
+}
+
+#[test]
+fn a_lost_device_and_the_drop_after_it() {
+    let sim = SimDriver::builder().total(Bytes::gib(1)).build();
+    let device = DeviceOptions::new().open(sim.driver()).unwrap();
+    let allocator = SpanAllocator::builder(&device).build_on_device().unwrap();
+    let (small, large) = (layout(1000, 1), layout(8 << 20, 1));
+    let blocks = [small, large].map(|layout| (layout, allocate(&allocator, layout)));
+    sim.lose();
+    assert!(allocator.allocate(layout(16 << 20, 1)).is_err());
+    for (layout, block) in blocks {
+        free(&allocator, block, layout);
+    }
+    allocator.trim();
+    drop((allocator, device));
+}
+
+#[test]
+fn a_forked_child_gets_no_memory_and_takes_none_back() {
+    let world = World::host(DeviceOptions::new());
+    let allocator = builder(&world).build().unwrap();
+    let layout = layout(1000, 8);
+    let block = allocator.allocate(layout).unwrap();
+    // SAFETY: the child calls this crate, which takes no lock there, and exits at once, running no destructors of others.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = matches!(allocator.allocate(layout), Err(Error::Forked));
+        // SAFETY: live, of that layout, and used by nobody.
+        unsafe { allocator.deallocate(block.ptr(), layout) };
+        let idle = allocator.trim();
+        drop(allocator);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!refused || !idle.is_zero())) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is ours to write.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { allocator.deallocate(block.ptr(), layout) };
+    drop(allocator);
+    world.assert_empty("after a child");
+}
+
+#[test]
+fn figures_read_like_a_sentence() {
+    let device = Device::from_driver(SimDriver::builder().total(Bytes::gib(1)).build().driver()).unwrap();
+    let allocator = SpanAllocator::builder(&device).headroom(Headroom::NONE).build_on_device().unwrap();
+    let block = allocate(&allocator, layout(4 << 20, 1));
+    assert_eq!(
+        allocator.figures().to_string(),
+        "1 blocks of 4 MiB (1 with a span of their own), 4 MiB committed, 0 B idle, 2 GiB reserved"
+            .replace("2 GiB", &allocator.figures().bytes_reserved.to_string())
+    );
+    free(&allocator, block, layout(4 << 20, 1));
+}
