@@ -36,6 +36,8 @@ pub(crate) struct Card {
     pressed: AtomicUsize,
     /// Held while memory that waits is given up, so that nobody takes a list in use for an empty one.
     draining: Mutex<()>,
+    /// The same while what is there for growth to come is taken back, until whoever needed it has tried again.
+    taking_back: Mutex<()>,
     /// All memory there is, once somebody asked.
     total: OnceLock<u64>,
 }
@@ -152,6 +154,7 @@ impl Card {
             backgrounds: Mutex::default(),
             pressed: AtomicUsize::new(0),
             draining: Mutex::default(),
+            taking_back: Mutex::default(),
             total: OnceLock::new(),
         })
     }
@@ -282,6 +285,7 @@ impl Card {
         }
         match take() {
             Err(error) if error.is_shortage() && !is_sparing() && !self.backgrounds.lock().is_empty() => {
+                let _alone = if may_wait() { Some(self.taking_back.lock()) } else { self.taking_back.try_lock() };
                 let _pressed = Pressed::on(self);
                 note(&error, self.take_back() + self.make_room());
                 take()
