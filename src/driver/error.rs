@@ -210,6 +210,17 @@ impl DriverError {
         self
     }
 
+    /// What a driver's own book refused, with its figures: [`DriverErrorKind::Misuse`].
+    pub(crate) fn misuse(call: Call) -> impl FnOnce(String) -> Self {
+        move |detail| Self::new(call, DriverErrorKind::Misuse).with_detail(detail)
+    }
+
+    /// What a library lacks: [`DriverErrorKind::Missing`].
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    pub(crate) fn missing<E: fmt::Display>(call: Call) -> impl FnOnce(E) -> Self {
+        move |error| Self::new(call, DriverErrorKind::Missing).with_detail(error.to_string())
+    }
+
     /// Which call failed.
     #[must_use]
     pub const fn call(&self) -> Call {

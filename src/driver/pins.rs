@@ -22,6 +22,12 @@ pub(crate) enum Origin {
     Allocated,
 }
 
+/// The bits of the flags that are wanted.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub(crate) fn bits(flags: impl IntoIterator<Item = (bool, u32)>) -> u32 {
+    flags.into_iter().fold(0, |bits, (wanted, bit)| if wanted { bits | bit } else { bits })
+}
+
 /// Page-locked pieces by address.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
@@ -120,8 +126,17 @@ impl Cuts {
         Self { inner: Vec::new(), bytes }
     }
 
+    /// Cut at these offsets too, which lie within.
+    #[cfg(feature = "hip")]
+    pub(crate) fn and_at(mut self, offsets: impl IntoIterator<Item = u64>) -> Self {
+        let bytes = self.bytes;
+        self.inner.extend(offsets.into_iter().filter(|&at| at < bytes));
+        self.inner.sort_unstable();
+        self.inner.dedup();
+        self
+    }
+
     /// Whether there is nothing to copy.
-    #[cfg(feature = "cuda")]
     pub(crate) const fn is_nothing(&self) -> bool {
         self.bytes == 0
     }

@@ -142,10 +142,7 @@ impl CudaDriver {
     }
 
     fn vmm(&self, call: Call) -> DriverResult<&'static Vmm> {
-        self.cuda
-            .vmm
-            .as_ref()
-            .map_err(|error| DriverError::new(call, DriverErrorKind::Missing).with_detail(error.to_string()))
+        self.cuda.vmm.as_ref().map_err(DriverError::missing(call))
     }
 
     /// Does `work` in this device's context.
@@ -176,7 +173,7 @@ impl CudaDriver {
         self.within(call, |core| {
             let target = stream.map_or(self.context.copies(), RawStream::as_raw);
             let mut from = 0;
-            let queued = cuts.ends().into_iter().try_for_each(|to| {
+            let queued = cuts.ends().try_for_each(|to| {
                 check(work(core, from, size(to - from)?, target))?;
                 from = to;
                 Ok(())

@@ -6,7 +6,7 @@ use core::ptr;
 use super::error::{Code, check};
 use super::{CudaDriver, ffi, library, size};
 use crate::bytes::Bytes;
-use crate::driver::pins::Origin;
+use crate::driver::pins::{Origin, bits};
 use crate::driver::{Call, DriverError, DriverErrorKind, DriverResult, PinFlags};
 
 /// A host address as the driver takes it.
@@ -15,14 +15,9 @@ fn host(addr: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(addr as usize)
 }
 
-fn misuse(call: Call) -> impl FnOnce(String) -> DriverError {
-    move |detail| DriverError::new(call, DriverErrorKind::Misuse).with_detail(detail)
-}
-
 impl CudaDriver {
     fn host_memory(&self, call: Call) -> DriverResult<&'static library::Pinned> {
-        let pinned = self.cuda.pinned.as_ref();
-        pinned.map_err(|error| DriverError::new(call, DriverErrorKind::Missing).with_detail(error.to_string()))
+        self.cuda.pinned.as_ref().map_err(DriverError::missing(call))
     }
 
     pub(super) fn register(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
@@ -35,15 +30,12 @@ impl CudaDriver {
             return refuse("the device cannot have host memory for reading only");
         }
         let table = self.host_memory(Call::Pin)?;
-        let mut bits = 0;
-        for (wanted, bit) in [
+        let bits = bits([
             (flags.portable, ffi::CU_MEMHOSTREGISTER_PORTABLE),
             (flags.mapped, ffi::CU_MEMHOSTREGISTER_DEVICEMAP),
             (flags.read_only, ffi::CU_MEMHOSTREGISTER_READ_ONLY),
-        ] {
-            bits |= if wanted { bit } else { 0 };
-        }
-        self.pins.add(addr, bytes, Origin::Registered).map_err(misuse(Call::Pin))?;
+        ]);
+        self.pins.add(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Pin))?;
         let registered = self.within(Call::Pin, |_| {
             let bytes = size(bytes)?;
             // SAFETY: the caller vouches that these are pages of private memory that stay until they are let go of.
@@ -57,7 +49,7 @@ impl CudaDriver {
 
     pub(super) fn unregister(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::Unpin)?;
-        self.pins.remove(addr, bytes, Origin::Registered).map_err(misuse(Call::Unpin))?;
+        self.pins.remove(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Unpin))?;
         let gone = self.within(Call::Unpin, |_| {
             // SAFETY: the book bears out that this was registered here; the caller vouches that the device is done.
             check(unsafe { (table.cuMemHostUnregister)(host(addr)) })
@@ -72,14 +64,11 @@ impl CudaDriver {
             return Err(DriverError::new(Call::AllocatePinned, DriverErrorKind::NotSupported).with_detail(why));
         }
         let table = self.host_memory(Call::AllocatePinned)?;
-        let mut bits = 0;
-        for (wanted, bit) in [
+        let bits = bits([
             (flags.portable, ffi::CU_MEMHOSTALLOC_PORTABLE),
             (flags.mapped, ffi::CU_MEMHOSTALLOC_DEVICEMAP),
             (flags.write_combined, ffi::CU_MEMHOSTALLOC_WRITECOMBINED),
-        ] {
-            bits |= if wanted { bit } else { 0 };
-        }
+        ]);
         let mut block = ptr::null_mut();
         self.within(Call::AllocatePinned, |_| {
             let bytes = size(bytes)?;
@@ -94,7 +83,7 @@ impl CudaDriver {
 
     pub(super) fn host_free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::FreePinned)?;
-        self.pins.remove(addr, bytes, Origin::Allocated).map_err(misuse(Call::FreePinned))?;
+        self.pins.remove(addr, bytes, Origin::Allocated).map_err(DriverError::misuse(Call::FreePinned))?;
         let gone = self.within(Call::FreePinned, |_| {
             // SAFETY: the book bears out that this is a block of the driver's; the caller vouches that nothing uses it.
             check(unsafe { (table.cuMemFreeHost)(host(addr)) })

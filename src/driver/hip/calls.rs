@@ -14,6 +14,7 @@ use super::treated::renamed;
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
 use crate::driver::layout::Checked;
+use crate::driver::pins::Cuts;
 use crate::driver::{
     Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
     PinFlags, RawEvent, RawHandle, RawStream, Shareable,
@@ -40,7 +41,7 @@ impl HipDriver {
 
     /// Asks the book, and makes what it refuses an error of ours.
     pub(super) fn checked<T>(call: Call, checked: Checked<T>) -> DriverResult<T> {
-        checked.map_err(|detail| DriverError::new(call, DriverErrorKind::Misuse).with_detail(detail))
+        checked.map_err(DriverError::misuse(call))
     }
 
     /// Queues a copy or a fill on `stream`, or on the stream for those without one, and then waits for it.
@@ -53,21 +54,15 @@ impl HipDriver {
         stream: Option<RawStream>,
         work: impl Fn(&Core, u64, usize, *mut c_void) -> hipError_t,
     ) -> DriverResult<()> {
+        let cuts = self.cuts(dst, src, host, bytes);
         // Nothing to do is not worth a call, and not all of the runtime's functions take zero.
-        if bytes == 0 {
+        if cuts.is_nothing() {
             return Ok(());
-        }
-        let mut cuts = self.cuts(dst, src, bytes);
-        if let Some(host) = host {
-            // Where the host's side goes from one page-locked piece into the next too: the runtime looks up the first.
-            cuts.extend(self.pins.cuts(host, bytes).ends());
-            cuts.sort_unstable();
-            cuts.dedup();
         }
         self.within(call, |core| {
             let target = stream.map_or(self.copies.0, RawStream::as_raw);
             let mut from = 0;
-            let queued = cuts.into_iter().try_for_each(|to| {
+            let queued = cuts.ends().try_for_each(|to| {
                 check(work(core, from, size(to - from)?, target))?;
                 from = to;
                 Ok(())
@@ -81,21 +76,18 @@ impl HipDriver {
         })
     }
 
-    /// Where a copy has to be cut: the ends of its pieces, the last of them `bytes`.
-    fn cuts(&self, dst: u64, src: u64, bytes: u64) -> Vec<u64> {
+    /// Where a copy has to be cut: at the borders of page-locked pieces on the host's side, of which the runtime looks up
+    /// the first only, and on runtimes that do the same with chunks at the borders of those.
+    fn cuts(&self, dst: u64, src: u64, host: Option<u64>, bytes: u64) -> Cuts {
+        let cuts = host.map_or_else(|| Cuts::whole(bytes), |host| self.pins.cuts(host, bytes));
         if !self.rows.has(Quirk::CopyInOneChunk) {
-            return vec![bytes];
+            return cuts;
         }
         let book = self.book.lock();
-        let mut cuts = Vec::new();
-        let mut at = 0;
-        while at < bytes {
-            // What is no mapping has no border.
-            let left = |start: u64| book.layout.border(start + at).map_or(u64::MAX, |end| end - (start + at));
-            at += left(dst).min(left(src)).min(bytes - at);
-            cuts.push(at);
-        }
-        cuts
+        // What is no mapping has no border.
+        let left = |start: u64| book.layout.border(start).map_or(u64::MAX, |end| end - start);
+        let next = |at: u64| at.checked_add(left(dst + at).min(left(src + at))).filter(|&to| to < bytes);
+        cuts.and_at(core::iter::successors(next(0), |&at| next(at)))
     }
 }
 
@@ -170,7 +162,7 @@ unsafe impl Driver for HipDriver {
         let asked = || format!("{} aligned to {}", Bytes::new(bytes), Bytes::new(align));
         if bytes == 0 || !align.is_power_of_two() {
             let detail = format!("{bytes} bytes aligned to {align}, which has to be a power of two");
-            return Err(DriverError::new(Call::Reserve, DriverErrorKind::Misuse).with_detail(detail));
+            return Err(DriverError::misuse(Call::Reserve)(detail));
         }
         let reserved = self.within_vmm(Call::Reserve, |vmm| self.reserve_aligned(vmm, bytes, align));
         let (addr, raw) = reserved.map_err(|error| match error.kind() {

@@ -254,10 +254,7 @@ impl HipDriver {
     }
 
     fn vmm(&self, call: Call) -> DriverResult<&'static Vmm> {
-        self.hip
-            .vmm
-            .as_ref()
-            .map_err(|error| DriverError::new(call, DriverErrorKind::Missing).with_detail(error.to_string()))
+        self.hip.vmm.as_ref().map_err(DriverError::missing(call))
     }
 
     /// Does `work` with this device current.

@@ -11,12 +11,8 @@ use super::calls::size;
 use super::error::{Code, check};
 use super::{HipDriver, ffi, library};
 use crate::bytes::Bytes;
-use crate::driver::pins::Origin;
+use crate::driver::pins::{Origin, bits};
 use crate::driver::{Call, DriverError, DriverErrorKind, DriverResult, PinFlags};
-
-fn misuse(call: Call) -> impl FnOnce(String) -> DriverError {
-    move |detail| DriverError::new(call, DriverErrorKind::Misuse).with_detail(detail)
-}
 
 fn refuse<T>(call: Call, why: &'static str) -> DriverResult<T> {
     Err(DriverError::new(call, DriverErrorKind::NotSupported).with_detail(why))
@@ -24,8 +20,7 @@ fn refuse<T>(call: Call, why: &'static str) -> DriverResult<T> {
 
 impl HipDriver {
     fn host_memory(&self, call: Call) -> DriverResult<&'static library::Pinned> {
-        let pinned = self.hip.pinned.as_ref();
-        pinned.map_err(|error| DriverError::new(call, DriverErrorKind::Missing).with_detail(error.to_string()))
+        self.hip.pinned.as_ref().map_err(DriverError::missing(call))
     }
 
     pub(super) fn register(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
@@ -38,9 +33,8 @@ impl HipDriver {
             return refuse(Call::Pin, why);
         }
         let table = self.host_memory(Call::Pin)?;
-        let portable = if flags.portable { ffi::hipHostRegisterPortable } else { 0 };
-        let bits = portable | if flags.mapped { ffi::hipHostRegisterMapped } else { 0 };
-        self.pins.add(addr, bytes, Origin::Registered).map_err(misuse(Call::Pin))?;
+        let bits = bits([(flags.portable, ffi::hipHostRegisterPortable), (flags.mapped, ffi::hipHostRegisterMapped)]);
+        self.pins.add(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Pin))?;
         let registered = self.within(Call::Pin, |_| {
             let bytes = size(bytes)?;
             // SAFETY: the caller vouches that these are pages of private memory that stay until they are let go of.
@@ -54,7 +48,7 @@ impl HipDriver {
 
     pub(super) fn unregister(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::Unpin)?;
-        self.pins.remove(addr, bytes, Origin::Registered).map_err(misuse(Call::Unpin))?;
+        self.pins.remove(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Unpin))?;
         let gone = self.within(Call::Unpin, |_| {
             // SAFETY: the book bears out that this was registered here; the caller vouches that the device is done.
             check(unsafe { (table.hipHostUnregister)(pointer(addr)) })
@@ -67,14 +61,11 @@ impl HipDriver {
             return refuse(Call::AllocatePinned, "memory that the runtime allocates is for the device to write too");
         }
         let table = self.host_memory(Call::AllocatePinned)?;
-        let mut bits = 0;
-        for (wanted, bit) in [
+        let bits = bits([
             (flags.portable, ffi::hipHostMallocPortable),
             (flags.mapped, ffi::hipHostMallocMapped),
             (flags.write_combined, ffi::hipHostMallocWriteCombined),
-        ] {
-            bits |= if wanted { bit } else { 0 };
-        }
+        ]);
         let mut block = ptr::null_mut();
         self.within(Call::AllocatePinned, |_| {
             let bytes = size(bytes)?;
@@ -89,7 +80,7 @@ impl HipDriver {
 
     pub(super) fn host_free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::FreePinned)?;
-        self.pins.remove(addr, bytes, Origin::Allocated).map_err(misuse(Call::FreePinned))?;
+        self.pins.remove(addr, bytes, Origin::Allocated).map_err(DriverError::misuse(Call::FreePinned))?;
         let gone = self.within(Call::FreePinned, |_| {
             // SAFETY: the book bears out that this is a block of the runtime's; the caller vouches that nothing uses it.
             check(unsafe { (table.hipHostFree)(pointer(addr)) })

@@ -63,11 +63,6 @@ impl fmt::Display for HostError {
 
 impl core::error::Error for HostError {}
 
-/// What the caller did wrong, with figures.
-pub(super) fn misuse(call: Call) -> impl FnOnce(String) -> DriverError {
-    move |detail| DriverError::new(call, Kind::Misuse).with_detail(detail)
-}
-
 /// `call` failed in the system for want of something other than addresses.
 pub(super) fn failed(call: Call, error: &io::Error, asked: Bytes) -> DriverError {
     described(call, error, asked, Kind::OutOfMemory)

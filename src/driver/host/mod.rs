@@ -63,7 +63,7 @@ mod pinned;
 mod table;
 
 pub use error::HostError;
-use error::{failed, misuse, no_addresses};
+use error::{failed, no_addresses};
 use headroom::{Headroom, Refusal};
 use table::{Account, Chunk, Memory, Table};
 
@@ -185,7 +185,9 @@ impl HostDriver {
             return Ok(());
         }
         let granularity = Bytes::new(self.granularity);
-        Err(misuse(call)(format!("{bytes} bytes are no positive multiple of the granularity, {granularity}")))
+        Err(DriverError::misuse(call)(format!(
+            "{bytes} bytes are no positive multiple of the granularity, {granularity}"
+        )))
     }
 
     fn keep_a_spare_entry(&self) -> io::Result<()> {
@@ -281,7 +283,7 @@ unsafe impl Driver for HostDriver {
         self.check_size(Call::Reserve, bytes)?;
         if !align.is_power_of_two() || align < self.granularity {
             let least = self.granularity;
-            return Err(misuse(Call::Reserve)(format!(
+            return Err(DriverError::misuse(Call::Reserve)(format!(
                 "an alignment of {align} is no power of two of at least {least}"
             )));
         }
@@ -292,7 +294,7 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn free_span(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.table.lock().remove_span(addr, bytes).map_err(misuse(Call::FreeSpan))?;
+        self.table.lock().remove_span(addr, bytes).map_err(DriverError::misuse(Call::FreeSpan))?;
         // SAFETY: the span was the table's, with nothing mapped under it, and the caller uses it no more.
         self.with_spare_entry(|| unsafe { map::unmap(addr, bytes) }).map_err(|error| {
             self.table.lock().add_span(addr, bytes);
@@ -313,14 +315,14 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn release(&self, handle: RawHandle) -> DriverResult<()> {
-        let chunk = self.table.lock().remove_handle(handle).map_err(misuse(Call::Release))?;
+        let chunk = self.table.lock().remove_handle(handle).map_err(DriverError::misuse(Call::Release))?;
         // Here, with the table unlocked: closing the last descriptor frees the pages.
         drop(chunk);
         Ok(())
     }
 
     unsafe fn map(&self, addr: u64, bytes: u64, handle: RawHandle) -> DriverResult<()> {
-        let chunk = self.table.lock().begin_map(addr, bytes, handle).map_err(misuse(Call::Map))?;
+        let chunk = self.table.lock().begin_map(addr, bytes, handle).map_err(DriverError::misuse(Call::Map))?;
         // SAFETY: the table found the range in a span of this driver with nothing mapped there, has marked it busy,
         // and knows the file to be as large.
         match unsafe { self.map_file(addr, bytes, &chunk.file) } {
@@ -336,7 +338,7 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn set_access(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.table.lock().begin_access(addr, bytes).map_err(misuse(Call::SetAccess))?;
+        self.table.lock().begin_access(addr, bytes).map_err(DriverError::misuse(Call::SetAccess))?;
         // SAFETY: the table knows the range to be mapped by this driver and has marked it busy.
         let result = unsafe { map::allow_access(addr, bytes) };
         if result.is_ok() {
@@ -348,7 +350,7 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn unmap(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.table.lock().begin_unmap(addr, bytes).map_err(misuse(Call::Unmap))?;
+        self.table.lock().begin_unmap(addr, bytes).map_err(DriverError::misuse(Call::Unmap))?;
         // SAFETY: the table knows the range to be one mapping of this driver, and the caller uses it no more.
         match self.with_spare_entry(|| unsafe { map::reserve_at(addr, bytes) }) {
             Ok(()) => {
@@ -363,7 +365,7 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn export(&self, handle: RawHandle) -> DriverResult<OwnedFd> {
-        let chunk = self.table.lock().handle(handle).map_err(misuse(Call::Export))?;
+        let chunk = self.table.lock().handle(handle).map_err(DriverError::misuse(Call::Export))?;
         if !chunk.shareable {
             let error = DriverError::new(Call::Export, Kind::NotSupported);
             return Err(error.with_detail("the chunk was not created to be shared as a POSIX file descriptor"));
@@ -392,7 +394,9 @@ unsafe impl Driver for HostDriver {
         let there = about.blocks().saturating_mul(512);
         if about.len() != bytes || there < bytes {
             let size = about.len();
-            return Err(misuse(Call::Import)(format!("the file has {size} bytes, {there} of them there, not {bytes}")));
+            return Err(DriverError::misuse(Call::Import)(format!(
+                "the file has {size} bytes, {there} of them there, not {bytes}"
+            )));
         }
         let mut table = self.table.lock();
         let own = table.exported((about.dev(), about.ino()));
@@ -402,7 +406,7 @@ unsafe impl Driver for HostDriver {
 
     fn allocate(&self, bytes: u64) -> DriverResult<u64> {
         let pages = bytes.checked_next_multiple_of(map::page_size()).filter(|pages| *pages > 0);
-        let pages = pages.ok_or_else(|| misuse(Call::Allocate)(format!("a block of {bytes} bytes")))?;
+        let pages = pages.ok_or_else(|| DriverError::misuse(Call::Allocate)(format!("a block of {bytes} bytes")))?;
         let (file, memory) = self.filled_file(Call::Allocate, pages)?;
         let system = |error: io::Error| no_addresses(Call::Allocate, &error, Bytes::new(pages));
         let addr = map::map_file_anywhere(pages, &file).map_err(system)?;
@@ -417,7 +421,7 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        let memory = self.table.lock().remove_block(addr, bytes).map_err(misuse(Call::Free))?;
+        let memory = self.table.lock().remove_block(addr, bytes).map_err(DriverError::misuse(Call::Free))?;
         let pages = bytes.next_multiple_of(map::page_size());
         // SAFETY: the block was the table's, and the caller uses it no more.
         match self.with_spare_entry(|| unsafe { map::unmap(addr, pages) }) {

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::HostDriver;
-use super::error::{failed, misuse};
+use super::error::failed;
 use crate::bytes::Bytes;
 use crate::driver::pins::Origin;
 use crate::driver::{Call, DriverError, DriverErrorKind as Kind, DriverResult, PinFlags};
@@ -23,7 +23,7 @@ impl HostDriver {
 
     pub(super) fn lock_pages(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
         Self::check_flags(Call::Pin, flags)?;
-        self.pins.add(addr, bytes, Origin::Registered).map_err(misuse(Call::Pin))?;
+        self.pins.add(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Pin))?;
         // SAFETY: the caller vouches that these are its pages, mapped.
         let locked = unsafe { pages::lock(addr, bytes) };
         locked.map(drop).map_err(|error| {
@@ -33,7 +33,7 @@ impl HostDriver {
     }
 
     pub(super) fn unlock_pages(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.pins.remove(addr, bytes, Origin::Registered).map_err(misuse(Call::Unpin))?;
+        self.pins.remove(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Unpin))?;
         // SAFETY: the book bears out that the range was locked here, and the caller that it is still mapped.
         self.with_spare_entry(|| unsafe { pages::unlock(addr, bytes) }).map_err(|error| {
             self.pins.restore(addr, bytes, Origin::Registered);
@@ -44,7 +44,8 @@ impl HostDriver {
     pub(super) fn allocate_locked(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
         Self::check_flags(Call::AllocatePinned, flags)?;
         let size = bytes.checked_next_multiple_of(map::page_size()).filter(|size| *size > 0);
-        let size = size.ok_or_else(|| misuse(Call::AllocatePinned)(format!("a block of {bytes} bytes")))?;
+        let size =
+            size.ok_or_else(|| DriverError::misuse(Call::AllocatePinned)(format!("a block of {bytes} bytes")))?;
         let system = |error: io::Error| not_locked(Call::AllocatePinned, &error, size);
         let addr = map::map_memory_anywhere(size).map_err(system)?;
         // SAFETY: it was mapped just now; a child that wrote to it would get pages of its own, which nobody locked.
@@ -63,7 +64,7 @@ impl HostDriver {
     }
 
     pub(super) fn free_locked(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.pins.remove(addr, bytes, Origin::Allocated).map_err(misuse(Call::FreePinned))?;
+        self.pins.remove(addr, bytes, Origin::Allocated).map_err(DriverError::misuse(Call::FreePinned))?;
         let size = bytes.next_multiple_of(map::page_size());
         // SAFETY: the book bears out that the block is this driver's, and the caller uses it no more.
         self.with_spare_entry(|| unsafe { map::unmap(addr, size) }).map_err(|error| {
@@ -75,7 +76,7 @@ impl HostDriver {
     pub(super) fn locked_address(&self, addr: u64) -> DriverResult<u64> {
         match self.pins.holding(addr) {
             Some(_) => Ok(addr),
-            None => Err(misuse(Call::PinnedDevicePtr)(format!("nothing is locked at {addr:#x}"))),
+            None => Err(DriverError::misuse(Call::PinnedDevicePtr)(format!("nothing is locked at {addr:#x}"))),
         }
     }
 }
