@@ -73,6 +73,9 @@ pub(crate) struct Raw {
     access: CUmemAccessDesc,
 }
 
+// SAFETY: the driver and its functions are made for many threads, and the one pointer, in `prop`, is null.
+unsafe impl Sync for Raw {}
+
 impl Raw {
     pub(crate) fn open(ordinal: u32) -> Outcome<Self> {
         let driver = CudaDriver::open(ordinal)?;
@@ -88,8 +91,13 @@ impl Raw {
         };
         let access = CUmemAccessDesc { location, flags: ffi::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         let this = Self { driver, functions, prop, access };
-        call!(this, cuCtxSetCurrent(this.driver.raw_context()))?;
+        this.enter()?;
         Ok(this)
+    }
+
+    /// Makes the context current on this thread.
+    pub(crate) fn enter(&self) -> Outcome<()> {
+        call!(self, cuCtxSetCurrent(self.driver.raw_context()))
     }
 
     /// What can be had of the card now, in bytes.

@@ -18,6 +18,7 @@ pub(crate) const SECTIONS: &[(&str, Section)] = &[
     ("steps-of-1-gib", steps_of_1_gib),
     ("steps-of-2-mib", steps_of_2_mib),
     ("inside-committed", inside_committed),
+    ("threads", threads),
     ("instead-of-copies", instead_of_copies),
     ("again-and-again", again_and_again),
     ("random-reads", random_reads),
@@ -222,6 +223,59 @@ fn inside_committed(bench: &Bench<'_>) -> Outcome<()> {
     }
     bench.table.row("a growth inside committed memory", "ns", &times, Bar::AtMost(50.0));
     Ok(buffer.close()?)
+}
+
+/// Eight spans of 64 MiB in chunks of 2 MiB, by one thread and by a thread each, against the same calls.
+fn threads(bench: &Bench<'_>) -> Outcome<()> {
+    const SPANS: usize = 8;
+    let (all, step) = (64 * MIB, 2 * MIB);
+    let (device, raw) = (device(Bytes::ZERO)?, bench.raw);
+    let ours = || -> Outcome<()> {
+        let mut buffer = buffer(&device, all, Sizing::Uniform(Bytes::new(step)))?;
+        grow(&mut buffer, all, step)?;
+        Ok(buffer.close()?)
+    };
+    // Ours by one thread and by a thread each, then the raw calls.
+    let mut times: [Vec<f64>; 4] = Default::default();
+    for round in 0..9 {
+        for turn in 0..4 {
+            let kind = (turn + round) % 4;
+            let threads = [1, SPANS][kind % 2];
+            let took = at_once(threads, || {
+                for _ in 0..SPANS / threads {
+                    match kind / 2 {
+                        0 => ours()?,
+                        _ => {
+                            raw.enter()?;
+                            grow_raw(&mut Span::reserve(raw, all, Sizes::Fixed(step))?, all, step)?;
+                        }
+                    }
+                }
+                Ok(())
+            })?;
+            times[kind].push(took);
+        }
+    }
+    let table = &bench.table;
+    let [ours, ours_each, raw, raw_each] = &times;
+    table.row("8 times 64 MiB in chunks of 2 MiB and back, by one thread", "ms", ours, Bar::None);
+    table.row("the same by raw calls", "ms", raw, Bar::None);
+    table.row("by a thread each, to one thread", "x", &ratios(ours_each, ours), Bar::None);
+    table.row("the same by raw calls", "x", &ratios(raw_each, raw), Bar::None);
+    table.row("by a thread each, ratio to raw calls", "x", &ratios(ours_each, raw_each), Bar::AtMost(1.10));
+    Ok(())
+}
+
+/// Milliseconds until all of so many threads have done their work.
+fn at_once(threads: usize, work: impl Fn() -> Outcome<()> + Sync) -> Outcome<f64> {
+    ms(|| {
+        std::thread::scope(|scope| {
+            let work = || work().map_err(|error| error.to_string());
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
+        })
+        .map_err(Into::into)
+    })
 }
 
 /// 4 GiB in steps of 64 MiB that keep what is there, against allocating anew, copying and freeing.
