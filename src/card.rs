@@ -11,6 +11,7 @@ use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
+use crate::neighbours;
 use crate::pool::PoolStats;
 use crate::sync::AtomicU64;
 use crate::waiting::{is_sparing, may_wait};
@@ -142,7 +143,7 @@ impl Card {
             Some(limits) => (Arc::new(OpenFileBudget::new(Arc::clone(&limits))), Arc::new(MapBudget::new(limits))),
             None => (OpenFileBudget::process(), MapBudget::process()),
         };
-        Arc::new(Self {
+        let card = Arc::new(Self {
             gate,
             files,
             maps,
@@ -156,7 +157,9 @@ impl Card {
             draining: Mutex::default(),
             taking_back: Mutex::default(),
             total: OnceLock::new(),
-        })
+        });
+        neighbours::add(&card);
+        card
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -273,7 +276,7 @@ impl Card {
     }
 
     /// Tries what takes memory, open files or map entries. When they run out, gives back what nobody uses and tries once
-    /// more; then also what is there for growth to come, and tries a last time.
+    /// more; then also what is there for growth to come, and what neighbours keep, and tries a last time.
     pub(crate) fn with_room<T>(&self, mut take: impl FnMut() -> Result<T>) -> Result<T> {
         // Also where making room gave nothing: another thread may have made some.
         let note = |error: &Error, made| {
@@ -283,15 +286,20 @@ impl Card {
             Err(error) if error.is_shortage() => note(&error, self.make_room()),
             result => return result,
         }
-        match take() {
-            Err(error) if error.is_shortage() && !is_sparing() && !self.backgrounds.lock().is_empty() => {
-                let _alone = if may_wait() { Some(self.taking_back.lock()) } else { self.taking_back.try_lock() };
-                let _pressed = Pressed::on(self);
-                note(&error, self.take_back() + self.make_room());
-                take()
-            }
-            result => result,
+        let error = match take() {
+            Err(error) if error.is_shortage() && !is_sparing() => error,
+            result => return result,
+        };
+        let neighbours = neighbours::of(self, &error);
+        if neighbours.is_empty() && self.backgrounds.lock().is_empty() {
+            return Err(error);
         }
+        let _alone = if may_wait() { Some(self.taking_back.lock()) } else { self.taking_back.try_lock() };
+        // Neighbours may be short themselves and look here, so their lock for that is not waited for.
+        let all = || neighbours.iter().map(|card| &**card).chain([self]);
+        let _pressed: Vec<_> = all().map(Pressed::on).collect();
+        note(&error, all().map(|card| card.take_back() + card.make_room()).sum());
+        take()
     }
 
     /// Gives back all that nobody uses: what waited for events that have passed, what lost its buffer, and what pools

@@ -11,6 +11,7 @@ mod card;
 mod device;
 pub mod driver;
 mod error;
+mod neighbours;
 pub mod pinned;
 mod pool;
 mod quiesce;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use growspan::driver::{ChunkProps, Shareable};
-use growspan::{BufferSet, Bytes, Device, DeviceOptions, GrowableBuffer, Mode, Quiesce};
+use growspan::{AheadPolicy, BufferSet, Bytes, Device, DeviceOptions, GrowableBuffer, Mode, Quiesce};
 
 use crate::GRANULE;
 use crate::gpu::{Cell, Stream, gpu, value};
@@ -117,6 +117,32 @@ pub(crate) fn a_thousand_cycles_give_everything_back() {
         assert!((after - before).abs() <= GRANULE as i64, "{name}: {before} bytes were free, and {after} are now");
         buffer.close().unwrap();
     }
+}
+
+/// A second device over the card gets what the first keeps: its pool, and what it has mapped ahead.
+pub(crate) fn two_devices_of_one_card_give_way_to_each_other() {
+    let _ = gpu();
+    let all = DeviceOptions::new().pool_keep(Bytes::gib(1024));
+    let (one, other) = (all.clone().cuda(0).unwrap(), all.cuda(0).unwrap());
+    let most = (free(&one) as usize - 2 * GIB) / GIB * GIB;
+    let buffer = |device: &Device| GrowableBuffer::<u8>::builder(device).max_len(2 * most).build().unwrap();
+    let (mut first, mut second) = (buffer(&one), buffer(&other));
+    for _ in 0..2 {
+        first.grow_to(most / 2).unwrap();
+        first.shrink_to(MIB, Quiesce::Device).unwrap();
+        first.grow_ahead(AheadPolicy::Bytes(Bytes::new(most as u64 / 4))).unwrap();
+        first.grow_to(2 * MIB).unwrap();
+        one.wait_ahead();
+        let held = one.snapshot().bytes_held();
+        assert!(held >= Bytes::new(most as u64 / 4), "{held}");
+        second.grow_to(most - 2 * GIB).unwrap();
+        println!("{held} were kept, {} are, of {}", one.snapshot().bytes_held(), Bytes::new(most as u64));
+        assert!(one.snapshot().bytes_held() < Bytes::gib(1));
+        second.shrink_to(0, Quiesce::Device).unwrap();
+        assert_eq!(first.len(), 2 * MIB);
+    }
+    first.close().unwrap();
+    second.close().unwrap();
 }
 
 /// Each step queues kernels over all that is mapped and grows on while they run.

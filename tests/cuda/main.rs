@@ -131,6 +131,7 @@ mod card {
             the_card_gets_virtual_memory,
             properties_are_tried_one_by_one,
             a_thousand_cycles_give_everything_back,
+            two_devices_of_one_card_give_way_to_each_other,
             kernels_write_and_read_across_chunks_while_a_buffer_grows,
             eight_caches_grow_by_small_steps_under_a_stream,
             all_but_one_gibibyte_and_back,

@@ -185,6 +185,16 @@ fn run_out_of_files() {
     assert!(matches!(buffer.grow_to(102 * MIB), Err(Error::OutOfFiles(_))));
     others.clear();
     buffer.grow_to(102 * MIB).unwrap();
+    // The files of what another device keeps in its pool are to be had.
+    let other = DeviceOptions::new().host(HostOptions::default().with_capacity(Bytes::gib(2))).unwrap();
+    assert_eq!(other.verdict().mode(), Mode::Virtual);
+    while buffer.grow_to(buffer.len() + 2 * MIB).is_ok() {}
+    let most = buffer.len();
+    device.pool().set_keep_limit(Bytes::gib(2));
+    buffer.shrink_to(0, Quiesce::Device).unwrap();
+    assert_eq!(device.snapshot().bytes_pooled, Bytes::new(most as u64));
+    let mut needy = GrowableBuffer::<u8>::builder(&other).max_len(1024 * MIB).sizing(small).build().unwrap();
+    needy.grow_to(most - 8 * MIB).unwrap();
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod faults;
 mod life;
 mod limits;
 mod list;
+mod neighbours;
 mod only_here;
 mod orphans;
 mod policy;

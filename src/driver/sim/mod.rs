@@ -34,6 +34,7 @@
 //! [`sim.driver()`](SimDriver::driver), and keep one to look and to steer.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
@@ -91,7 +92,10 @@ impl SimDriver {
     }
 
     fn from_options(options: SimOptions) -> Self {
-        let info = options.info.clone();
+        static CARDS: AtomicU64 = AtomicU64::new(0);
+        let mut info = options.info.clone();
+        // As any card it has a number of its own.
+        info.uuid = Some(u128::from(CARDS.fetch_add(1, Relaxed)).to_be_bytes());
         Self { shared: Arc::new(Shared { info, state: Mutex::new(State::new(options)), go: Condvar::new() }) }
     }
 
