@@ -14,6 +14,7 @@ use super::{
 ///
 /// * Calls are counted, by word.
 /// * In a forked child every call is refused: the driver's state belongs to the parent.
+/// * Nothing is mapped beside running kernels where that may fault them.
 /// * After a device was lost, or its driver has shut down, every call says so at once, naming the call that saw it first.
 pub struct Gate {
     driver: Arc<dyn Driver>,
@@ -68,6 +69,22 @@ impl Gate {
     #[must_use]
     pub fn lost(&self) -> Option<&DriverError> {
         self.lost.get()
+    }
+
+    /// [`Driver::map`] through the door. Where that does not go well beside running kernels, the device is waited for first.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there, and those of [`synchronize`](Self::synchronize).
+    pub unsafe fn map(&self, addr: u64, bytes: u64, handle: RawHandle) -> DriverResult<()> {
+        if !self.info().quirks.map_beside_kernels {
+            self.synchronize()?;
+        }
+        self.enter(Call::Map)?;
+        // SAFETY: the contract of this method is that of the driver's method, and the arguments go through unchanged.
+        self.leave(unsafe { self.driver.map(addr, bytes, handle) })
     }
 
     fn enter(&self, call: Call) -> DriverResult<()> {
@@ -149,7 +166,6 @@ gated! {
 gated! {
     FreeSpan: unsafe fn free_span(addr: u64, bytes: u64) -> ();
     Release: unsafe fn release(handle: RawHandle) -> ();
-    Map: unsafe fn map(addr: u64, bytes: u64, handle: RawHandle) -> ();
     SetAccess: unsafe fn set_access(addr: u64, bytes: u64) -> ();
     Unmap: unsafe fn unmap(addr: u64, bytes: u64) -> ();
     Export: unsafe fn export(handle: RawHandle) -> OwnedFd;

@@ -57,8 +57,8 @@ pub struct Quirks {
     pub max_pin: Option<Bytes>,
     /// Why virtual memory stays off without a check, where the runtime is known not to bear one.
     pub off: Option<String>,
-    /// Whether memory may be mapped in the background while kernels run. Where not, what grows ahead of need only makes
-    /// its chunks ready there, and the growth that needs them maps them.
+    /// Whether memory may be mapped while kernels run. Where not, what grows ahead of need only makes its chunks ready in
+    /// the background, and the growth that needs them maps them, after waiting for the device.
     pub map_beside_kernels: bool,
 }
 

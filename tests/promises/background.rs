@@ -41,6 +41,21 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
+fn where_kernels_mind_a_growth_waits_for_them() {
+    let sim = card().info(|info| info.quirks.map_beside_kernels = false).build();
+    let device = DeviceOptions::new().open(sim.driver()).unwrap();
+    let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(64 * UNIT).build().unwrap();
+    let stream = sim.stream();
+    for n in 1..=64 {
+        buffer.grow_to(n * UNIT).unwrap();
+        sim.queue_work(stream, buffer.device_ptr(), (n * UNIT) as u64);
+    }
+    buffer.close().unwrap();
+    drop(device);
+    sim.assert_clean();
+}
+
+#[test]
 fn where_kernels_mind_the_background_only_prepares() {
     let world = ahead(card().info(|info| info.quirks.map_beside_kernels = false));
     let sim = world.sim.clone().unwrap();

@@ -84,8 +84,15 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     return 0;
 }
 // Virtual memory and file descriptors, no fabric; RDMA on device 1 only; not integrated.
+/* The compute capability. */
+#ifndef MAJOR
+#define MAJOR 9
+#define MINOR 0
+#endif
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (failing) return failing;
+    if (attribute == 75) return *value = MAJOR, 0;
+    if (attribute == 76) return *value = MINOR, 0;
     *value = attribute == 102 || attribute == 103 || (attribute == 110 && device == 1);
     return 0;
 }

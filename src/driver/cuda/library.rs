@@ -161,6 +161,13 @@ impl Cuda {
         Ok(value)
     }
 
+    /// Whether a device is of the Volta generation: compute capability 7.0 or 7.2.
+    pub(super) fn is_volta(&self, device: CUdevice) -> bool {
+        let ask = |attribute| self.attribute(device, attribute).unwrap_or(0);
+        ask(super::ffi::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 7
+            && ask(super::ffi::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) < 5
+    }
+
     /// A device's UUID, where the driver tells.
     pub(super) fn uuid(&self, device: CUdevice) -> Option<[u8; 16]> {
         let get = self.core.cuDeviceGetUuid_v2.or(self.core.cuDeviceGetUuid)?;

@@ -23,7 +23,7 @@ use crate::driver::exported::adopt_exported;
 use crate::driver::pins::{Cuts, Pins};
 use crate::driver::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult,
-    Granularities, MemoryInfo, PinFlags, RawEvent, RawHandle, RawStream, Shareable,
+    Granularities, KnownFault, MemoryInfo, PinFlags, RawEvent, RawHandle, RawStream, Shareable,
 };
 
 mod context;
@@ -62,6 +62,12 @@ pub struct CudaDriver {
     info: DriverInfo,
     pins: Pins,
 }
+
+/// Seen on a V100 when a thread edited the mappings of a span that kernels were using (kvcached, pull request 465).
+const VOLTA: KnownFault = KnownFault::new(
+    "a page table that changes under a running kernel can fault it on Volta (CUDA_ERROR_ILLEGAL_ADDRESS)",
+    "the device is waited for before anything is mapped, and nothing is mapped in the background",
+);
 
 impl CudaDriver {
     /// How many CUDA devices this process is shown.
@@ -117,6 +123,10 @@ impl CudaDriver {
         info.uuid = cuda.uuid(device);
         info.open_files_by = "the CUDA driver";
         info.check = CheckForm::Cheap;
+        if cuda.is_volta(device) {
+            info.quirks.map_beside_kernels = false;
+            info.known_faults.push(VOLTA);
+        }
         let integrated = cuda.attribute(device, ffi::CU_DEVICE_ATTRIBUTE_INTEGRATED).is_ok_and(|value| value != 0);
         let context = Context::retain(cuda, device)?;
         Ok(Self { cuda, device, integrated, context, info, pins: Pins::new() })

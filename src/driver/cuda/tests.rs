@@ -416,6 +416,16 @@ fn devices_are_found_by_uuid() {
 }
 
 #[test]
+fn only_on_volta_kernels_are_not_mapped_beside() {
+    for (major, minor, beside) in [(6, 1, true), (7, 0, false), (7, 2, false), (7, 5, true), (9, 0, true)] {
+        let Some(fake) = Fake::new(&[&format!("-DMAJOR={major}"), &format!("-DMINOR={minor}")]) else { return };
+        let driver = fake.open(0);
+        assert_eq!(driver.info().quirks.map_beside_kernels, beside, "{major}.{minor}");
+        assert_eq!(driver.info().known_faults.is_empty(), beside, "{major}.{minor}");
+    }
+}
+
+#[test]
 fn uuids_are_read_in_full_or_not_at_all() {
     let text = "10111213-1415-1617-1819-1a1b1c1d1e1f";
     for prefix in ["", "GPU-", "MIG-"] {

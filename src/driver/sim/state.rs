@@ -373,9 +373,12 @@ impl State {
         if size != bytes {
             return broken(ViolationKind::WrongSize, format!("the handle has {size:#x} bytes, not {bytes:#x}"));
         }
-        let Some((span, _)) = self.span_of(addr).filter(|&(_, end)| bytes <= end - addr) else {
+        let Some((span, end)) = self.span_of(addr).filter(|&(_, end)| bytes <= end - addr) else {
             return broken(ViolationKind::OutsideSpan, format!("{bytes:#x} bytes at {addr:#x} lie in no span"));
         };
+        if !self.options.info.quirks.map_beside_kernels {
+            self.check_idle(Call::Map, span, end - span);
+        }
         if let Some((at, _)) = self.mappings.range(..addr + bytes).next_back().filter(|(at, it)| *at + it.bytes > addr)
         {
             return broken(ViolationKind::AlreadyMapped, format!("a chunk is mapped at {at:#x}"));
