@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use growspan::driver::RawStream;
-use growspan::{Bytes, Device, DeviceOptions, Error, Fallback, GrowableBuffer, Quiesce};
+use growspan::{AheadPolicy, Bytes, Device, DeviceOptions, Error, Fallback, GrowableBuffer, Quiesce};
 
 use crate::child;
 use crate::gpu::{Gpu, Handle, Stream, gpu};
@@ -218,4 +218,43 @@ pub(crate) fn leave_live_buffers() {
     LIVE.get_or_init(Mutex::default).lock().unwrap().push(build());
     MINE.set(Some(build()));
     std::thread::spawn(move || MINE.set(Some(build()))).join().unwrap();
+}
+
+/// Whichever card's context is current, memory lands on the card asked for, by the caller and in the background.
+pub(crate) fn two_cards_keep_their_memory_apart() {
+    const SIZE: usize = 512 * MIB;
+    let _ = gpu();
+    let options = DeviceOptions::new().pool_keep(Bytes::ZERO);
+    let devices = match options.clone().cuda(1) {
+        Ok(second) => [options.cuda(0).unwrap(), second],
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let free = || devices.each_ref().map(|device| device.memory().unwrap().free);
+    let ahead = AheadPolicy::Bytes(Bytes::new(SIZE as u64));
+    let mut buffers = devices.each_ref().map(|device| {
+        device.verdict();
+        let mut buffer = GrowableBuffer::<u8>::builder(device).max_len(4 * SIZE).build().unwrap();
+        // What the driver keeps once it has it.
+        buffer.grow_to(SIZE).unwrap();
+        buffer.shrink_to(0, Quiesce::Device).unwrap();
+        buffer
+    });
+    for this in [0, 1, 0, 1] {
+        let before = free();
+        buffers[this].grow_ahead(ahead).unwrap();
+        buffers[this].grow_to(SIZE).unwrap();
+        stamp(&mut buffers[this], this);
+        devices[this].wait_ahead();
+        let after = free();
+        let [taken, others] = [this, 1 - this].map(|card| before[card].saturating_sub(after[card]));
+        println!("{} took {}, the other card {}", devices[this].info().id(), Bytes::new(taken), Bytes::new(others));
+        assert!(taken >= 2 * SIZE as u64 && others < 4 * MIB as u64);
+        let bytes = look(&buffers[this]);
+        stamp(&mut buffers[this], this);
+        assert!(look(&buffers[this]) == bytes);
+        buffers[this].grow_ahead(AheadPolicy::Off).unwrap();
+        buffers[this].shrink_to(0, Quiesce::Device).unwrap();
+        let back = free()[this];
+        assert!(back + 4 * MIB as u64 >= before[this], "{} of {}", Bytes::new(back), Bytes::new(before[this]));
+    }
 }

@@ -139,6 +139,7 @@ mod card {
         contexts {
             the_callers_context_stays_current,
             two_threads_with_contexts_of_their_own,
+            two_cards_keep_their_memory_apart,
             a_reset_by_other_code_is_an_error_everywhere,
             a_process_may_end_with_live_buffers,
         }
