@@ -19,12 +19,12 @@ pub(crate) fn as_child(role: &str) {
         "figures" => figures(),
         "fork" => fork_while_pinned(),
         "disable" => disabled_for_a_while(),
-        other => panic!("no role {other}"),
+        other => crate::allocator::as_child(other),
     }
 }
 
 /// A figure of `/proc/self/status`, in bytes.
-fn status(name: &str) -> u64 {
+pub(crate) fn status(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
@@ -70,21 +70,22 @@ fn figures() {
     assert_eq!(status("VmLck"), before);
 }
 
-/// Starts a child as one who may lock so much and no more.
-fn under_limit(role: &str, kib: u64) -> String {
+/// Starts a child as one who may lock so much and no more; none where that cannot be.
+pub(crate) fn under_limit(role: &str, kib: u64) -> Option<String> {
+    if std::process::Command::new("setpriv").arg("--version").output().is_err() {
+        println!("skipped: there is no setpriv to give up the right to lock anything with");
+        return None;
+    }
     // Root may lock anything, so the child gives that right up first.
     let drop_right = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
     let shell = format!("ulimit -l {kib}; exec \"$0\" \"$@\"");
     let limited = ["sh", "-c", &shell];
-    role_well(role, &[&drop_right[..], &limited[..]].concat())
+    Some(role_well(role, &[&drop_right[..], &limited[..]].concat()))
 }
 
 #[test]
 fn the_limit_of_locked_memory_is_named_with_its_figures() {
-    if std::process::Command::new("setpriv").arg("--version").output().is_err() {
-        return println!("skipped: there is no setpriv to give up the right to lock anything with");
-    }
-    let text = under_limit("limit", 4096);
+    let Some(text) = under_limit("limit", 4096) else { return };
     assert!(text.contains("LIMIT"), "{text}");
     for words in ["8 MiB asked", "RLIMIT_MEMLOCK is 4 MiB (hard 4 MiB)", "ulimit -l", "CAP_IPC_LOCK"] {
         assert!(text.contains(words), "{words:?} is not in {text}");

@@ -12,6 +12,7 @@ use growspan::driver::sim::SimDriver;
 use growspan::pinned::PinnedBuffer;
 use growspan::{Bytes, Device};
 
+mod allocator;
 mod child;
 mod contents;
 mod failures;
