@@ -211,18 +211,10 @@ unsafe impl Driver for LockedHost {
         // SAFETY: the contract is the same.
         unsafe { self.host.set_access(addr, bytes) }?;
         let inside: Vec<_> = self.pieces.lock().range(addr..addr + bytes).map(|(at, piece)| (*at, *piece)).collect();
-        let fresh: Vec<_> = inside.into_iter().filter(|(_, piece)| !piece.locked).collect();
-        for (number, (at, piece)) in fresh.iter().enumerate() {
-            match self.lock(*at, piece.bytes) {
-                Ok(device_ptr) => self.note(*at, true, device_ptr),
-                Err(error) => {
-                    for (at, piece) in fresh[..number].iter().rev() {
-                        // What is not let go of is noted as locked, and tried again when it is unmapped.
-                        let _ = self.let_go(*at, piece.bytes);
-                    }
-                    return Err(passed_on(error));
-                }
-            }
+        // What is registered before an error is let go of when it is unmapped.
+        for (at, piece) in inside.into_iter().filter(|(_, piece)| !piece.locked) {
+            let device_ptr = self.lock(at, piece.bytes).map_err(passed_on)?;
+            self.note(at, true, device_ptr);
         }
         Ok(())
     }

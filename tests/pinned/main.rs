@@ -20,6 +20,8 @@ mod fills;
 mod kernel;
 #[path = "../shared/process.rs"]
 mod process;
+#[path = "../shared/seccomp.rs"]
+mod seccomp;
 mod waits;
 
 pub(crate) const MIB: usize = 1 << 20;
