@@ -129,7 +129,7 @@ impl LockedHost {
         let locked = self.pieces.lock().get(&addr).is_some_and(|piece| piece.locked);
         if locked {
             // SAFETY: the book bears out that it is locked with this size; the caller vouches that the device is done.
-            match twice(|| unsafe { self.gate().unpin(addr, bytes) }) {
+            match unsafe { self.gate().unpin(addr, bytes) } {
                 Err(error) if !is_gone(&error) => return Err(error),
                 _ => self.note(addr, false, None),
             }
@@ -253,13 +253,9 @@ unsafe impl Driver for LockedHost {
 
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         // SAFETY: the block came from `allocate` with this size; the caller vouches that nobody uses it.
-        match unsafe { self.gate().free_pinned(addr, bytes) } {
-            Err(error) if !is_gone(&error) => Err(error),
-            _ => {
-                self.pieces.lock().remove(&addr);
-                Ok(())
-            }
-        }
+        unsafe { self.gate().free_pinned(addr, bytes) }?;
+        self.pieces.lock().remove(&addr);
+        Ok(())
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
@@ -324,5 +320,85 @@ unsafe impl Driver for LockedHost {
             Err(error) if is_gone(&error) => Ok(false),
             result => result,
         }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::driver::Call;
+    use crate::driver::fault::{FaultPlan, Faulty};
+    use crate::driver::sim::SimDriver;
+
+    const CHUNK: u64 = 64 << 10;
+
+    #[test]
+    fn the_book_holds_what_is_locked_and_no_more() {
+        let sim = SimDriver::new();
+        let faulty = Faulty::new(sim.driver(), FaultPlan::count());
+        let control = faulty.control();
+        let device = Device::from_driver(Arc::new(faulty)).unwrap();
+        let options = HostOptions::default().with_capacity(Bytes::mib(1)).with_granularity(Bytes::new(CHUNK));
+        let (locked, _own) = LockedHost::open(&device, options).unwrap();
+        let span = locked.reserve(4 * CHUNK, CHUNK).unwrap();
+        let (small, large) = (
+            [(); 2].map(|()| locked.create(CHUNK, ChunkProps::PLAIN).unwrap()),
+            locked.create(2 * CHUNK, ChunkProps::PLAIN).unwrap(),
+        );
+        let sizes = |bytes| Some(locked.pieces(span, bytes)?.iter().map(|piece| piece.bytes.get()).collect::<Vec<_>>());
+        let unmap = |offset, bytes| {
+            // SAFETY: it is mapped like that, and nobody uses it.
+            unsafe { locked.unmap(span + offset, bytes) }.unwrap();
+        };
+        for (number, handle) in small.into_iter().enumerate() {
+            // SAFETY: the span is empty there, and the chunk has that size.
+            unsafe { locked.map(span + number as u64 * CHUNK, CHUNK, handle) }.unwrap();
+            assert_eq!(sizes(1), None, "not registered yet");
+        }
+        // The second cannot be registered, and then all can.
+        control.arm(FaultPlan::nth(2).of(Call::Pin));
+        // SAFETY: two whole mappings cover it.
+        unsafe { locked.set_access(span, 2 * CHUNK) }.unwrap_err();
+        control.disarm();
+        assert_eq!((sizes(CHUNK), sizes(CHUNK + 1)), (Some(vec![CHUNK]), None));
+        // SAFETY: as above.
+        unsafe { locked.set_access(span, 2 * CHUNK) }.unwrap();
+        assert_eq!((sizes(2 * CHUNK), sizes(2 * CHUNK + 1)), (Some(vec![CHUNK; 2]), None));
+        // One that is not let go of stays, and one that is has gone.
+        control.arm(FaultPlan::nth(1).of(Call::Unpin));
+        // SAFETY: it is mapped like that, and nobody uses it.
+        unsafe { locked.unmap(span, CHUNK) }.unwrap_err();
+        control.disarm();
+        assert_eq!(sizes(2 * CHUNK), Some(vec![CHUNK; 2]));
+        unmap(0, CHUNK);
+        assert_eq!((sizes(1), sim.figures().pins), (None, 1));
+        unmap(CHUNK, CHUNK);
+        // A larger chunk where two were.
+        // SAFETY: the span is empty again, and the chunk has that size.
+        unsafe { locked.map(span, 2 * CHUNK, large) }.unwrap();
+        // SAFETY: one whole mapping covers it.
+        unsafe { locked.set_access(span, 2 * CHUNK) }.unwrap();
+        assert_eq!(sizes(2 * CHUNK), Some(vec![2 * CHUNK]));
+        let piece = locked.pieces(span + 100, CHUNK).unwrap()[0];
+        assert_eq!((piece.offset, piece.bytes.get(), piece.host_ptr), (Bytes::ZERO, CHUNK, span + 100));
+        assert_eq!(piece.device_ptr, Some(span + 100 + (1 << 57)));
+        // Locked, but the device cannot say where.
+        unmap(0, 2 * CHUNK);
+        // SAFETY: as above.
+        unsafe { locked.map(span, 2 * CHUNK, large) }.unwrap();
+        control.arm(FaultPlan::every().of(Call::PinnedDevicePtr).of(Call::Unpin));
+        // SAFETY: as above.
+        unsafe { locked.set_access(span, 2 * CHUNK) }.unwrap_err();
+        control.disarm();
+        assert_eq!(sim.figures().pins, 1);
+        unmap(0, 2 * CHUNK);
+        assert_eq!(sim.figures().pins, 0, "it is let go of later");
+        for handle in small.into_iter().chain([large]) {
+            // SAFETY: it is mapped nowhere and not used again.
+            unsafe { locked.release(handle) }.unwrap();
+        }
+        // SAFETY: nothing is mapped there.
+        unsafe { locked.free_span(span, 4 * CHUNK) }.unwrap();
+        sim.assert_clean();
     }
 }

@@ -20,6 +20,7 @@ const OFFSET: u64 = 1 << 57;
 pub(crate) fn as_child(role: &str) {
     match role {
         "allocator limit" => locked_memory_limit(),
+        "allocator kept" => kept_by_the_kernel(),
         "allocator lost" => outlives_its_device(),
         "allocator fork" => forked(),
         other => panic!("no role {other}"),
@@ -385,6 +386,28 @@ fn blocks_given_back_on_a_stream_are_nobody_s_until_it_has_passed() {
     }
 }
 
+/// What a block gives up when it shrinks on a stream, work that is queued there may still use.
+#[test]
+fn what_is_given_up_on_a_stream_stays_with_its_block() {
+    let (sim, device) = card();
+    let allocator = builder(&device).threshold(Bytes::mib(1)).heaps(1).build_page_locked(options()).unwrap();
+    let handle = allocator.with_stream(sim.stream()).unwrap();
+    let (old, new) = (layout(500_000), layout(300_000));
+    for (of, stays) in [(&handle, true), (&allocator, false)] {
+        let block = of.allocate(old).unwrap();
+        // SAFETY: the block is live and has this layout.
+        let shrunk = unsafe { of.shrink(block.ptr(), old, new) }.unwrap();
+        assert_eq!(shrunk.ptr(), block.ptr());
+        let others: Vec<_> = (0..20).map(|seed| Filled::new(&allocator, 60_000, seed).unwrap()).collect();
+        let tail = block.ptr().addr().get() + 300_000..block.ptr().addr().get() + 500_000;
+        let inside = others.iter().any(|other| tail.contains(&other.block.ptr().addr().get()));
+        assert_eq!(inside, !stays);
+        others.into_iter().for_each(|other| other.free(&allocator));
+        // SAFETY: the block is live, has this layout, and is used no more.
+        unsafe { allocator.deallocate(block.ptr(), new) };
+    }
+}
+
 #[test]
 fn nothing_is_registered_while_a_graph_is_captured() {
     let (sim, device) = card();
@@ -465,12 +488,37 @@ fn locked_memory_limit() {
 }
 
 #[test]
+fn memory_that_the_kernel_does_not_unmap_is_locked_again() {
+    role_well("allocator kept", &[]);
+}
+
+fn kept_by_the_kernel() {
+    let world = World::sim();
+    let allocator = page_locked(&world.device);
+    let filled = Filled::new(&allocator, 3 * MIB, 2).unwrap();
+    let (at, pins) = (filled.block.ptr(), world.pins());
+    // Putting a bare reservation back, as at the limit of the memory map.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    crate::seccomp::refuse(libc::SYS_mmap, 3, flags, libc::ENOMEM);
+    let small = layout(MIB);
+    // SAFETY: the block is live and has this layout.
+    let shrunk = unsafe { allocator.shrink(at, filled.layout, small) }.unwrap();
+    assert_eq!((shrunk.ptr(), world.pins()), (at, pins));
+    let all = core::ptr::slice_from_raw_parts(at.as_ptr(), 3 * MIB);
+    assert_eq!(allocator.device_ptr(all), Some(at.addr().get() as u64 + OFFSET));
+    core::mem::forget(allocator);
+}
+
+#[test]
 fn the_host_s_memory_outlives_a_device_that_is_lost() {
     role_well("allocator lost", &[]);
 }
 
 fn outlives_its_device() {
-    let files = || fs::read_to_string("/proc/self/maps").unwrap().matches("/memfd:growspan").count();
+    let files = || {
+        let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        open.filter(|path| path.to_string_lossy().contains("memfd:growspan")).count()
+    };
     for kind in [DriverErrorKind::DeviceLost, DriverErrorKind::ShutDown] {
         let world = World::sim();
         let allocator = page_locked(&world.device);
@@ -486,6 +534,7 @@ fn outlives_its_device() {
         // What is there goes on, and comes back.
         filled.free(&allocator);
         allocator.trim();
+        assert_eq!(files(), 0, "{kind:?}: what is not locked is not kept");
         drop((handle, allocator));
         assert_eq!(files(), 0, "{kind:?}");
     }
