@@ -4,8 +4,11 @@
 //! cargo bench --bench pinned -- --device cuda:0
 //! cargo bench --bench pinned -- --device cuda:0 --size 4GiB --size 28.47GiB --repeats 5 --json
 //! cargo bench --bench pinned -- --device host --size 256MiB freeing threads
-//! cargo bench --bench pinned -- --device hip:0 --cache-file big.bin --hog 8GiB --compact pressure
+//! cargo bench --bench pinned -- --device hip:0 --size 4GiB --cache 96GiB --hog 16GiB --compact --seconds 60 pressure
 //! ```
+//!
+//! `--cache` makes a file of that size that takes no room on the disk, `--cache-file` names one that is there: it is read
+//! until next to nothing is free.
 //!
 //! Whatever is compared takes turns in the same run. A virtual machine gets its own memory at first touch, so the first
 //! turn of a size is another thing than the later ones, and is told apart: `cold`, all sides of which are in the order of
@@ -100,16 +103,20 @@ fn main() -> ExitCode {
                 }
                 !value.is_empty()
             }
-            "--repeats" | "--threads" => {
+            "--repeats" | "--threads" | "--seconds" => {
                 let count = value().parse().unwrap_or(0);
-                let place = if word == "--repeats" { &mut setting.repeats } else { &mut setting.threads };
-                *place = count;
+                match word.as_str() {
+                    "--repeats" => setting.repeats = count,
+                    "--threads" => setting.threads = count,
+                    _ => setting.seconds = Some(count as u64),
+                }
                 count > 0
             }
-            "--size" | "--hog" => {
+            "--size" | "--hog" | "--cache" => {
                 let size = size().map(Bytes::get);
                 match word.as_str() {
                     "--size" => setting.sizes.extend(size),
+                    "--cache" => setting.cache = size,
                     _ => setting.hog = size,
                 }
                 size.is_some()

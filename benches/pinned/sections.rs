@@ -19,8 +19,12 @@ pub(crate) struct Setting {
     /// Threads of the raw side; ours choose by themselves.
     pub(crate) threads: usize,
     pub(crate) hog: Option<u64>,
+    /// The size of a file that is made to fill the page cache with, and one that is there.
+    pub(crate) cache: Option<u64>,
     pub(crate) cache_file: Option<PathBuf>,
     pub(crate) compact: bool,
+    /// About how long the section on pressure may take; the first turn of each size is made all the same.
+    pub(crate) seconds: Option<u64>,
 }
 
 impl Default for Setting {
@@ -32,8 +36,10 @@ impl Default for Setting {
             repeats: 3,
             threads,
             hog: None,
+            cache: None,
             cache_file: None,
             compact: false,
+            seconds: None,
         }
     }
 }

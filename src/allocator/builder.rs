@@ -1,6 +1,7 @@
 //! How an allocator is built.
 
 use core::marker::PhantomData;
+use std::sync::Arc;
 
 use super::ground::{Ground, Plan};
 use super::inner::Core;
@@ -8,7 +9,9 @@ use super::large::{Headroom, LargePlan};
 use super::{DeviceMemory, HostMemory, SpanAllocator, classes::PAGE};
 use crate::bytes::Bytes;
 use crate::device::Device;
+use crate::driver::host::HostOptions;
 use crate::error::{Error, Result};
+use crate::pinned::LockedHost;
 use crate::pool::{ChunkPool, Sizing};
 
 /// The alignment of all blocks on a device, in bytes: what drivers align theirs to.
@@ -145,7 +148,54 @@ impl SpanAllocatorBuilder {
         if !self.device.info().host_visible {
             return Err(Error::NotHostVisible { device: self.device.info().id() });
         }
-        self.finish()
+        self.finish(None)
+    }
+
+    /// An allocator of page-locked memory of the host's, which the device reaches too: safe memory for the containers of
+    /// the host, that kernels read and copies are fast from.
+    ///
+    /// All of it lies in spans and chunks as on any device, so that large blocks grow in place also where the device
+    /// itself has no virtual memory. Each chunk is registered with the device while it is mapped: from
+    /// [`SpanAllocator::device_ptr`] one learns where the device sees a block, and from
+    /// [`pinned_pieces`](SpanAllocator::pinned_pieces) where copies have to be cut. `options` say how much memory there
+    /// can be (half of what is available unless set) and how large the smallest chunk is.
+    ///
+    /// What the device does with the memory the borrow checker does not see: whoever launches a kernel or queues a copy
+    /// keeps the host away from the block, and the block alive, until that is over. A block that is given back through a
+    /// handle [with a stream](SpanAllocator::with_stream) is nobody's before the stream has passed what is queued there;
+    /// clearing and copying are the host's here, and not queued. Before any memory is let go of, the device is waited for.
+    ///
+    /// ```
+    /// # #[cfg(feature = "allocator-api2-04")]
+    /// # fn main() -> growspan::Result<()> {
+    /// use allocator_api2_04::vec::Vec;
+    /// use growspan::driver::host::HostOptions;
+    /// use growspan::{Device, SpanAllocator};
+    ///
+    /// let device = Device::host()?; // or a card
+    /// let allocator = SpanAllocator::builder(&device).build_page_locked(HostOptions::default())?;
+    /// # // A process may lock next to nothing.
+    /// # if allocator.allocate(core::alloc::Layout::new::<[u8; 8 << 20]>()).is_err() { return Ok(()) }
+    /// let mut batch = Vec::new_in(allocator.clone());
+    /// batch.extend(0_u32..1 << 20);
+    /// assert!(allocator.device_ptr(&batch[..]).is_some());
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "allocator-api2-04"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), but for the first; [`Error::Host`] for options that do not fit the machine;
+    /// [`Error::PinOptions`] with a pool, since chunks are the allocator's own.
+    pub fn build_page_locked(self, options: HostOptions) -> Result<SpanAllocator<HostMemory>> {
+        if self.pool.is_some() {
+            let why =
+                "the chunks of page-locked memory are its own, and no pool of another device has any: leave it out";
+            return Err(Error::PinOptions { why });
+        }
+        let (locked, device) = LockedHost::open(&self.device, options)?;
+        Self { device, ..self }.finish(Some(locked))
     }
 
     /// An allocator on any device, whose memory the host does not touch.
@@ -153,13 +203,13 @@ impl SpanAllocatorBuilder {
     /// # Errors
     /// As for [`build`](Self::build), but for the first.
     pub fn build_on_device(self) -> Result<SpanAllocator<DeviceMemory>> {
-        self.finish()
+        self.finish(None)
     }
 
-    fn finish<M>(self) -> Result<SpanAllocator<M>> {
+    fn finish<M>(self, locked: Option<Arc<LockedHost>>) -> Result<SpanAllocator<M>> {
         let device = &self.device;
         let pool = self.pool.unwrap_or_else(|| device.pool().clone());
-        if !std::sync::Arc::ptr_eq(pool.card(), device.card()) {
+        if !Arc::ptr_eq(pool.card(), device.card()) {
             let (theirs, ours) = (pool.card().id(), device.info().id());
             return Err(Error::OtherDevice { what: "a pool", theirs, ours });
         }
@@ -184,6 +234,7 @@ impl SpanAllocatorBuilder {
             slot: self.slot,
             span: self.small_span.map_or(total.saturating_mul(2), Bytes::get),
             keep,
+            locked,
         };
         let large = LargePlan {
             headroom: self.headroom,

@@ -14,6 +14,7 @@ use crate::bytes::Bytes;
 use crate::card::Card;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::pinned::LockedHost;
 use crate::pool::ChunkPool;
 use crate::slots::{SlotRange, SlotSpan};
 use crate::verdict::BackingRequest;
@@ -44,6 +45,8 @@ pub(super) struct Ground {
     pub(super) keep: u64,
     /// How much there is of it.
     pub(super) empty: AtomicU64,
+    /// What makes the memory page-locked, if it is.
+    pub(super) locked: Option<Arc<LockedHost>>,
     place: Place,
     owners: Box<[AtomicU8]>,
 }
@@ -75,6 +78,8 @@ pub(super) struct Plan {
     /// The size of the span, in bytes.
     pub(super) span: u64,
     pub(super) keep: u64,
+    /// The driver under `device`, if it is that of page-locked memory.
+    pub(super) locked: Option<Arc<LockedHost>>,
 }
 
 impl Ground {
@@ -108,6 +113,7 @@ impl Ground {
             max_align,
             keep: plan.keep,
             empty: AtomicU64::new(0),
+            locked: plan.locked.clone(),
             place,
             owners: (0..owners).map(|_| AtomicU8::new(u8::MAX)).collect(),
         };
@@ -236,7 +242,7 @@ impl Ground {
     /// # Errors
     /// [`Error::Capturing`]; what the driver says.
     pub(super) fn quiet(&self) -> Result<()> {
-        if self.device.info().host_visible || self.card().gate().lost().is_some() {
+        if !self.device.info().queues || self.card().gate().lost().is_some() {
             return Ok(());
         }
         self.card().check_capture(None)?;

@@ -28,6 +28,8 @@ pub(super) struct Core {
     /// Blocks of this size and more own a span, in bytes.
     threshold: u64,
     host_visible: bool,
+    /// Whether work of the device may still use a block that is given back.
+    queues: bool,
     /// Tells the process that made it from its children.
     generation: u64,
     streams: Streams,
@@ -67,6 +69,7 @@ impl Core {
             plan,
             threshold,
             host_visible: ground.device.info().host_visible,
+            queues: ground.device.info().queues,
             generation: fork::generation(),
             streams: Streams::default(),
             ground,
@@ -112,7 +115,8 @@ impl Core {
     /// are freed first, and all that wait if there is no memory otherwise.
     #[cold]
     fn allocate_waiting(&self, layout: Layout, stream: Option<RawStream>) -> Result<u64> {
-        if let Some(stream) = stream
+        // The host, which may write to it at once, is not behind the stream.
+        if let Some(stream) = stream.filter(|_| !self.host_visible)
             && let Some(address) = self.streams.take(stream, self.footprint(layout), layout.align() as u64)
         {
             return Ok(address);
@@ -187,7 +191,7 @@ impl Core {
         if self.check_process().is_err() {
             return;
         }
-        match stream.filter(|_| !self.host_visible) {
+        match stream.filter(|_| self.queues) {
             Some(stream) => self.streams.free_later(&self.ground.device, stream, address, self.footprint(layout)),
             None => self.free(address),
         }
@@ -346,7 +350,7 @@ impl Core {
     fn shrink_in_place(&self, address: u64, bytes: u64, stream: Option<RawStream>) {
         if let Some((region, owner)) = self.ground.find(address) {
             // On a stream, work may still use what is given up; it stays until the block is freed.
-            if let Some(heap) = self.heaps.get(owner).filter(|_| stream.is_none() || self.host_visible) {
+            if let Some(heap) = self.heaps.get(owner).filter(|_| stream.is_none() || !self.queues) {
                 heap.0.lock().shrink(&self.ground, region, address, bytes);
             }
             return;

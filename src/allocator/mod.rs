@@ -40,8 +40,8 @@
 //! # Who may touch the memory
 //!
 //! The `Allocator` traits promise memory that safe code reads and writes through plain pointers. So which memory an
-//! allocator has is part of its type: [`SpanAllocator`] (of [`HostMemory`]) is built over host-visible devices only and
-//! implements the traits safely. `SpanAllocator<DeviceMemory>` does not implement them; [`DeviceAllocator`] does, and is
+//! allocator has is part of its type: [`SpanAllocator`] (of [`HostMemory`]) is built over host-visible devices only, or
+//! over [page-locked memory](SpanAllocatorBuilder::build_page_locked) for any device, and implements the traits safely. `SpanAllocator<DeviceMemory>` does not implement them; [`DeviceAllocator`] does, and is
 //! had only by an unsafe promise. That safe code cannot get past this is known when it is compiled:
 //!
 //! ```compile_fail
@@ -123,6 +123,7 @@ use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::driver::RawStream;
 use crate::error::{Error, Result};
+use crate::pinned::PinnedPiece;
 
 /// Memory that the host may read and write.
 #[derive(Clone, Copy, Debug)]
@@ -176,6 +177,25 @@ impl SpanAllocator<HostMemory> {
         SpanAllocatorBuilder::new(device)
     }
 
+    /// Where the device sees [page-locked](SpanAllocatorBuilder::build_page_locked) memory, a block or part of one: what
+    /// the driver said, which need not be the host's address. None for nothing, for memory that is not page-locked and
+    /// this allocator's, and where the device does not see all of it in one run of addresses.
+    #[must_use]
+    pub fn device_ptr<T>(&self, memory: *const [T]) -> Option<u64> {
+        PinnedPiece::in_a_row(&self.pinned_pieces(memory))
+    }
+
+    /// The parts of [page-locked](SpanAllocatorBuilder::build_page_locked) memory that the device knows as one each, in
+    /// order: **a copy of CUDA's that reaches from one into the next fails**. Copies of this crate are cut there. Offsets
+    /// count from where `memory` begins. None of memory that is not page-locked and this allocator's.
+    #[must_use]
+    pub fn pinned_pieces<T>(&self, memory: *const [T]) -> Vec<PinnedPiece> {
+        let (start, bytes) =
+            (memory.cast::<T>().addr() as u64, (memory.len() as u64).saturating_mul(size_of::<T>() as u64));
+        let locked = self.core.ground.locked.as_ref();
+        locked.and_then(|locked| locked.pieces(start, bytes)).unwrap_or_default()
+    }
+
     /// The same allocator for code that does not touch its memory on the host.
     #[must_use]
     pub fn into_device_memory(self) -> SpanAllocator<DeviceMemory> {
@@ -201,10 +221,11 @@ impl SpanAllocator<DeviceMemory> {
 }
 
 impl<M> SpanAllocator<M> {
-    /// The device it takes memory of.
+    /// The device it takes memory of; of page-locked memory, the one that reaches it.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.core.ground.device
+        let ground = &self.core.ground;
+        ground.locked.as_ref().map_or(&ground.device, |locked| locked.device())
     }
 
     /// A handle for work on one stream. Blocks given back through it wait for what is queued on the stream by then; until
@@ -214,8 +235,8 @@ impl<M> SpanAllocator<M> {
     /// The stream has to live as long as the handle does, and until what was given back through it has passed. Each block
     /// that is given back takes an event, which is used again later.
     ///
-    /// It is equivalent to the other handles: they take back each other's blocks. On host-visible devices nothing runs
-    /// behind the caller's back, and nothing waits.
+    /// It is equivalent to the other handles: they take back each other's blocks. On the host nothing runs behind the
+    /// caller's back, and nothing waits. Page-locked blocks wait, and nobody has them again before.
     ///
     /// # Errors
     /// [`Error::OtherDevice`] for a stream of a simulated device on a real one.
@@ -500,7 +521,9 @@ raw_through! { [M] SpanAllocator<M>, this => this }
 raw_through! { [] DeviceAllocator, this => this.0 }
 
 // SAFETY: it is only built over devices whose driver says that the host may read and write mapped memory, all of which is
-// initialised, and nothing there changes behind the host's back.
+// initialised, and nothing there changes behind the host's back. Page-locked memory a device can change, but only by work
+// whose caller promised, as of any memory that is handed to a device, that the host stays away until it is over and that the
+// block lives so long.
 unsafe impl PointerAllocator for SpanAllocator<HostMemory> {}
 // SAFETY: whoever made it promised that nobody dereferences its pointers.
 unsafe impl PointerAllocator for DeviceAllocator {}

@@ -92,6 +92,9 @@ pub struct DriverInfo {
     /// Whether the host may read and write mapped memory through the same addresses. Only a driver that hands out
     /// host addresses may say so: safe code gets slices on the strength of it.
     pub host_visible: bool,
+    /// Whether work can be queued that touches memory after the call that queued it has returned, so that somebody has to
+    /// wait before memory is taken away. Not so on the host.
+    pub queues: bool,
     /// Whether granularities below 2 MiB are a sign of trouble (true for GPUs, whose pages are that large).
     pub wants_2_mib: bool,
     /// Open files that each handle keeps.
@@ -130,7 +133,7 @@ impl KnownFault {
 
 impl DriverInfo {
     /// A description with the given backend, ordinal, name and runtime and the most careful assumptions otherwise:
-    /// not host visible, no open files or map entries per chunk, the full check.
+    /// not host visible, work that is queued, no open files or map entries per chunk, the full check.
     #[must_use]
     pub fn new(backend: Backend, ordinal: u32, name: impl Into<String>, runtime: impl Into<String>) -> Self {
         Self {
@@ -140,6 +143,7 @@ impl DriverInfo {
             runtime: runtime.into(),
             uuid: None,
             host_visible: false,
+            queues: true,
             wants_2_mib: true,
             open_files_per_chunk: 0,
             maps_per_chunk: 0,

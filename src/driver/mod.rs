@@ -256,8 +256,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// the border of two such pieces are the driver's to split.
     ///
     /// # Safety
-    /// `[addr, addr + bytes)` are whole pages of private host memory, readable and writable, that stay mapped until they
-    /// are unpinned.
+    /// `[addr, addr + bytes)` are whole pages of host memory of the caller's own, readable and writable, out of which no
+    /// forked child gets, and that stay mapped until they are unpinned.
     ///
     /// # Errors
     /// [`DriverErrorKind::NotSupported`] for flags the driver does not have and where memory cannot be page-locked;

@@ -150,11 +150,13 @@ impl<T: Pod> PinnedBuffer<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`]; [`Error::Fill`] with what the source said, or with
-    /// [`UnexpectedEof`](ErrorKind::UnexpectedEof) if it ends too early. The elements then hold any mix of old and new.
+    /// [`Error::OutOfBounds`]; [`Error::Fill`] with what the source said where it first failed, or with
+    /// [`UnexpectedEof`](ErrorKind::UnexpectedEof) if it ends too early, or with
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if there are no such offsets. The elements then hold any mix of old and
+    /// new.
     pub fn fill_from(&mut self, range: Range<usize>, source: impl ReadAt, offset: u64, threads: usize) -> Result<Fill> {
         let target = self.target(range)?;
-        fill(target, offset, threads, |part, at| read_all(&source, part, at).map(|()| 0))
+        fill(target, offset, threads, |part, at, end| read_all(&source, part, at, end).map(|()| 0))
     }
 
     /// Fills elements from a file, by positioned reads of many threads.
@@ -177,10 +179,10 @@ impl<T: Pod> PinnedBuffer<T> {
             true => OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path.as_ref()).ok(),
             false => None,
         };
-        fill(target, options.offset, options.threads, |part, at| {
+        fill(target, options.offset, options.threads, |part, at, end| {
             let blocks = part.len() - part.len() % BLOCK as usize;
             let past = direct.as_ref().map_or(0, |direct| read_direct(direct, &mut part[..blocks], at));
-            read_all(&file, &mut part[past..], at + past as u64).map(|()| past as u64)
+            read_all(&file, &mut part[past..], at + past as u64, end).map(|()| past as u64)
         })
     }
 
@@ -191,14 +193,17 @@ impl<T: Pod> PinnedBuffer<T> {
     }
 }
 
-/// Lets `read(part, offset)` fill all parts; it says how much of a part it read past the cache.
+/// Lets `read(part, offset, end)` fill all parts; `end` is where in the source the last one ends, and it says how much of
+/// a part it read past the cache.
 fn fill(
     target: &mut [u8],
     offset: u64,
     threads: usize,
-    read: impl Fn(&mut [u8], u64) -> io::Result<u64> + Sync,
+    read: impl Fn(&mut [u8], u64, u64) -> io::Result<u64> + Sync,
 ) -> Result<Fill> {
     let bytes = target.len() as u64;
+    let failed = |source| Error::Fill { asked: Bytes::new(bytes), source };
+    let end = offset.checked_add(bytes).ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
     let began = Instant::now();
     let direct = core::sync::atomic::AtomicU64::new(0);
     let start = Target(target.as_mut_ptr());
@@ -206,23 +211,23 @@ fn fill(
         // SAFETY: parts lie within the target, which is borrowed until this function returns, after all threads have ended;
         // each part is handed out once.
         let part = unsafe { start.part(at, len) };
-        let from = offset.checked_add(at).ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;
-        direct.fetch_add(read(part, from)?, core::sync::atomic::Ordering::Relaxed);
+        direct.fetch_add(read(part, offset + at, end)?, core::sync::atomic::Ordering::Relaxed);
         Ok(())
     };
     let threads = if threads == 0 { usual_threads() } else { threads };
-    let threads = in_parts(threads, bytes, work, |_| Ok(()))
-        .map_err(|source: io::Error| Error::Fill { asked: Bytes::new(bytes), source })?;
+    let threads = in_parts(threads, bytes, work, |_| Ok(())).map_err(failed)?;
     let direct = Bytes::new(direct.into_inner());
     Ok(Fill { bytes: Bytes::new(bytes), elapsed: began.elapsed(), threads, direct })
 }
 
-fn read_all(source: &(impl ReadAt + ?Sized), mut part: &mut [u8], mut offset: u64) -> io::Result<()> {
+/// Reads a part. Of a fill that ends too early, the part that is told of is the lowest one: the one that the source's end
+/// lies in, or begins with.
+fn read_all(source: &(impl ReadAt + ?Sized), mut part: &mut [u8], mut offset: u64, end: u64) -> io::Result<()> {
     while !part.is_empty() {
         let most = part.len().min(READ);
         match source.read_at(&mut part[..most], offset) {
             Ok(0) => {
-                let what = format!("the source ends at byte {offset}, {} bytes too early", part.len());
+                let what = format!("the source ends at byte {offset}, {} bytes too early", end - offset);
                 return Err(io::Error::new(ErrorKind::UnexpectedEof, what));
             }
             // Whoever claims more than was asked for is a source gone wrong, not memory.

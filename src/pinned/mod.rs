@@ -8,6 +8,9 @@
 //!
 //! It grows in place like a [`GrowableBuffer`](crate::GrowableBuffer), and says where the time went ([`PinTiming`]).
 //!
+//! For containers of others there is an [allocator](crate::allocator::SpanAllocatorBuilder::build_page_locked) over such
+//! memory.
+//!
 //! # Pieces and borders
 //!
 //! What is registered in one call is a [piece](PinnedPiece): all of a growth on CUDA, at most 2 GiB on HIP. **A copy of
@@ -24,6 +27,7 @@ use bytemuck::{AnyBitPattern, NoUninit, Pod};
 mod blocks;
 mod builder;
 mod fill;
+mod locked;
 mod parallel;
 mod policy;
 mod region;
@@ -42,6 +46,7 @@ use crate::device::Device;
 use crate::driver::PinFlags;
 use crate::error::{Error, Result};
 use crate::quiesce::Quiesce;
+pub(crate) use locked::LockedHost;
 use region::Region;
 
 /// A page-locked array of the host's that a device reaches, which grows and shrinks in place.
@@ -188,9 +193,7 @@ impl<T> PinnedBuffer<T> {
     /// there is no memory, without [`PinFlags::mapped`], and where the device does not see all pieces one after the other.
     #[must_use]
     pub fn device_ptr(&self) -> Option<u64> {
-        let first = self.region.pieces().first()?.device_ptr?;
-        let in_a_row = |piece: &PinnedPiece| piece.device_ptr == first.checked_add(piece.offset.get());
-        self.region.pieces().iter().all(in_a_row).then_some(first)
+        PinnedPiece::in_a_row(self.region.pieces())
     }
 
     /// What the driver knows as one each, in order. They cover the memory without a gap.

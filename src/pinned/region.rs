@@ -24,7 +24,7 @@ use super::timing::{PinPhase, PinProgress, PinTiming};
 use super::watch::{Patience, Watch};
 use crate::bytes::Bytes;
 use crate::card::{Card, Orphan, is_gone, not_idle, twice};
-use crate::driver::{Call, DriverError, DriverErrorKind, DriverResult, PinFlags};
+use crate::driver::{Call, DriverError, DriverErrorKind, DriverResult, Gate, PinFlags};
 use crate::error::{Error, Result};
 use crate::quiesce::Quiesce;
 use crate::sys::memory::Gauge;
@@ -72,6 +72,12 @@ pub struct PinnedPiece {
 impl PinnedPiece {
     const fn end(&self) -> u64 {
         self.offset.get() + self.bytes.get()
+    }
+
+    /// Where the device sees the first of these, if it sees all of them one after the other.
+    pub(crate) fn in_a_row(pieces: &[Self]) -> Option<u64> {
+        let first = pieces.first()?.device_ptr?;
+        pieces.iter().all(|piece| piece.device_ptr == first.checked_add(piece.offset.get())).then_some(first)
     }
 }
 
@@ -189,11 +195,12 @@ impl Region {
             let detail = format!("the driver returned success and {addr:#x}, which is no address of a page");
             return Err(DriverError::new(Call::AllocatePinned, DriverErrorKind::Other).with_detail(detail).into());
         }
-        let device_ptr = match self.device_ptr_of(addr) {
+        // SAFETY: it was allocated just now.
+        let device_ptr = match unsafe { device_ptr_of(gate, addr, self.settings.flags) } {
             Ok(device_ptr) => device_ptr,
             Err(error) => {
                 free(self);
-                return Err(error);
+                return Err(error.into());
             }
         };
         let all = Bytes::new(bytes);
@@ -221,19 +228,6 @@ impl Region {
         }
     }
 
-    /// Where the device sees an address, if it was asked for and there is a place.
-    fn device_ptr_of(&self, addr: u64) -> Result<Option<u64>> {
-        if !self.settings.flags.mapped {
-            return Ok(None);
-        }
-        // SAFETY: the callers have just had it locked, mapped.
-        match unsafe { self.card.gate().pinned_device_ptr(addr) } {
-            Ok(device_ptr) => Ok(Some(device_ptr)),
-            Err(error) if error.kind() == DriverErrorKind::NotSupported => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     fn explain(&self, error: DriverError, bytes: u64) -> Error {
         let host = Gauge::find().and_then(|gauge| gauge.read());
         match (error.kind(), host) {
@@ -257,11 +251,13 @@ impl Region {
             .map_err(|error| self.explain(error, bytes))?;
         let (offset, bytes) = (Bytes::new(offset), Bytes::new(bytes));
         let mut piece = PinnedPiece { offset, bytes, host_ptr: addr, device_ptr: None };
-        let result = self.device_ptr_of(addr).map(|device_ptr| piece.device_ptr = device_ptr);
+        // SAFETY: it was locked just now.
+        let result = unsafe { device_ptr_of(self.card.gate(), addr, self.settings.flags) };
+        let result = result.map(|device_ptr| piece.device_ptr = device_ptr);
         self.pieces.push(piece);
         result.map_err(|error| match self.unpin_last() {
-            Ok(()) => error,
-            Err(then) => Error::from(then).after(error),
+            Ok(()) => error.into(),
+            Err(then) => Error::from(then).after(error.into()),
         })
     }
 
@@ -369,6 +365,22 @@ impl Drop for Region {
         if let Err(error) = self.close() {
             tracing::warn!(device = %self.card.id(), %error, "page-locked memory was dropped and did not come back");
         }
+    }
+}
+
+/// Where the device sees an address, if it was asked for and there is a place.
+///
+/// # Safety
+/// `addr` lies in memory that is page-locked with these flags.
+pub(super) unsafe fn device_ptr_of(gate: &Gate, addr: u64, flags: PinFlags) -> DriverResult<Option<u64>> {
+    if !flags.mapped {
+        return Ok(None);
+    }
+    // SAFETY: the contract is the same, and it is mapped.
+    match unsafe { gate.pinned_device_ptr(addr) } {
+        Ok(device_ptr) => Ok(Some(device_ptr)),
+        Err(error) if error.kind() == DriverErrorKind::NotSupported => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

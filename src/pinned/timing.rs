@@ -40,8 +40,10 @@ pub struct PinTiming {
     pub threads: u32,
     /// How they did.
     pub how: Option<Prefault>,
-    /// How often the kernel asked for another try of a call of ours. Those that a runtime makes in its own calls do not
-    /// show here: [`register_faults`](Self::register_faults) and [`slow`](Self::slow) tell of them.
+    /// How often the kernel asked for another try of the prefault's calls (`MADV_POPULATE_WRITE`), over all threads.
+    /// Nobody sees those that a runtime makes in its own calls, as AMD's does of a walk that was disturbed:
+    /// [`register`](Self::register), [`register_faults`](Self::register_faults) and [`slow`](Self::slow) show what came of
+    /// them.
     pub retries_seen: u64,
     /// Page faults of this thread during the driver's calls. Memory that is all there gives next to none.
     pub register_faults: u64,

@@ -16,6 +16,10 @@ pub(crate) mod thread;
 pub mod vmstat;
 
 #[cfg(test)]
+#[path = "../../tests/shared/seccomp.rs"]
+pub(crate) mod seccomp;
+
+#[cfg(test)]
 pub(crate) mod tests {
     use std::process::Command;
 

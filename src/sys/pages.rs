@@ -13,6 +13,8 @@ use super::map::{checked, length, map_memory_anywhere, page_size, pointer, unmap
 const POPULATE_WRITE: c_int = 23;
 /// `MPOL_PREFERRED`.
 const PREFERRED: c_int = 1;
+/// How often a call is made again that the kernel wants made again: more than a passing shortage takes.
+const TRIES: u64 = 100;
 /// What a huge page is on x86-64, and a multiple of its size on most others.
 const HUGE: u64 = 2 << 20;
 
@@ -23,7 +25,7 @@ pub enum Prefault {
     /// By a touch per huge page and, for what that leaves, one call of the kernel per part (`MADV_POPULATE_WRITE`, Linux
     /// 5.14).
     Populate,
-    /// By touching every page, on kernels that do not know that call.
+    /// By touching every page, on kernels that do not know that call or only ever ask for another try.
     Touch,
 }
 
@@ -46,6 +48,11 @@ pub(crate) unsafe fn populate(addr: u64, bytes: u64) -> io::Result<(Prefault, u6
     let len = length(bytes)?;
     let mut again = 0;
     loop {
+        if again > TRIES {
+            // SAFETY: the contract is the same.
+            unsafe { touch(addr, bytes) };
+            return Ok((Prefault::Touch, again));
+        }
         // SAFETY: this advice puts pages under the caller's own memory and leaves what is in them.
         match checked(unsafe { libc::madvise(pointer(addr), len, POPULATE_WRITE) }) {
             Ok(()) => return Ok((Prefault::Populate, again)),
@@ -121,8 +128,6 @@ pub(crate) unsafe fn discard(addr: u64, bytes: u64) -> io::Result<()> {
 /// # Safety
 /// `[addr, addr + bytes)` is mapped by the caller.
 pub(crate) unsafe fn lock(addr: u64, bytes: u64) -> io::Result<u64> {
-    /// More than a passing shortage takes.
-    const TRIES: u64 = 100;
     let len = length(bytes)?;
     let mut again = 0;
     loop {

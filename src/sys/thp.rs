@@ -229,6 +229,7 @@ fn enabled(status: &str) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::seccomp::refuse;
 
     #[test]
     fn the_word_in_brackets() {
@@ -368,35 +369,14 @@ mod tests {
     fn a_kernel_that_refuses_is_an_error_and_changes_nothing() {
         const NAME: &str = "sys::thp::tests::a_kernel_that_refuses_is_an_error_and_changes_nothing";
         crate::sys::tests::alone(NAME, || {
-            refuse_prctl(libc::PR_SET_THP_DISABLE, libc::EINVAL);
+            refuse(libc::SYS_prctl, 0, libc::PR_SET_THP_DISABLE, libc::EINVAL);
             for _ in 0..2 {
                 assert_eq!(ThpOff::enter().unwrap_err().raw_os_error(), Some(libc::EINVAL));
                 assert_eq!((state().unwrap(), USERS.count.load(Ordering::Relaxed)), (0, 0));
             }
-            refuse_prctl(libc::PR_GET_THP_DISABLE, libc::EPERM);
+            refuse(libc::SYS_prctl, 0, libc::PR_GET_THP_DISABLE, libc::EPERM);
             assert_eq!(ThpOff::enter().unwrap_err().raw_os_error(), Some(libc::EPERM));
             assert_eq!(USERS.count.load(Ordering::Relaxed), 0);
         });
-    }
-
-    /// From now on this option of `prctl` fails in this process, as in a sandbox.
-    fn refuse_prctl(option: c_int, code: c_int) {
-        use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
-        let op = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-        // The number of the call is at 0 of what a filter sees, its first argument at 16.
-        let program = [
-            op(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
-            op(BPF_JMP | BPF_JEQ | BPF_K, 0, 3, libc::SYS_prctl as u32),
-            op(BPF_LD | BPF_W | BPF_ABS, 0, 0, 16),
-            op(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, option.cast_unsigned()),
-            op(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | code.cast_unsigned()),
-            op(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-        // SAFETY: this flag only takes rights away.
-        assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-        let mode = c_ulong::from(libc::SECCOMP_MODE_FILTER);
-        // SAFETY: the filter is a program of six steps that the call copies.
-        assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter, 0, 0) }, 0);
     }
 }

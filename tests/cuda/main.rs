@@ -160,6 +160,7 @@ mod card {
             kernels_and_copies_cross_the_borders_of_pieces,
             page_locked_memory_outlives_the_work_on_it,
             a_failed_growth_gives_its_pieces_back,
+            an_allocator_s_page_locked_blocks_are_the_card_s_too,
         }
         share {
             a_chunk_goes_to_another_process_and_back,

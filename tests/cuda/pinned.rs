@@ -5,8 +5,9 @@ use std::sync::Arc;
 use growspan::driver::Call;
 use growspan::driver::cuda::CudaDriver;
 use growspan::driver::fault::{FaultPlan, Faulty};
+use growspan::driver::host::HostOptions;
 use growspan::pinned::{PinStrategy, PinnedBuffer};
-use growspan::{Bytes, Device, DeviceOptions, GrowableBuffer, Quiesce};
+use growspan::{Bytes, Device, DeviceOptions, GrowableBuffer, Quiesce, SpanAllocator};
 
 use crate::gpu::{Cell, Stream, gpu, value};
 use crate::world::MIB;
@@ -96,4 +97,55 @@ pub(crate) fn a_failed_growth_gives_its_pieces_back() {
     buffer.grow_to(28 * MIB).unwrap();
     assert!(buffer[..8 * MIB].iter().all(|byte| *byte == 3) && buffer[8 * MIB..].iter().all(|byte| *byte == 0));
     buffer.close().unwrap();
+}
+
+/// Blocks of an allocator over page-locked memory: the card writes to them over the borders of chunks, copies from them
+/// are cut, they grow in place, and what is freed under a kernel stays locked until it is over.
+pub(crate) fn an_allocator_s_page_locked_blocks_are_the_card_s_too() {
+    use core::alloc::Layout;
+
+    let device = card();
+    let stream = Stream::new();
+    let options = HostOptions::default().with_capacity(Bytes::gib(1));
+    // Nothing that holds nothing stays.
+    let allocator = SpanAllocator::builder(&device).keep(Bytes::ZERO).build_page_locked(options).unwrap();
+    let layout = |words: usize| Layout::array::<u32>(words).unwrap();
+    let mut block = allocator.allocate(layout(MIB)).unwrap();
+    let address = block.ptr();
+    for words in [3 * MIB, 20 * MIB + 5, 64 * MIB] {
+        block = unsafe { allocator.grow(address, layout(block.len() / 4), layout(words)) }.unwrap();
+        assert_eq!(block.ptr(), address);
+        let slice = unsafe { core::slice::from_raw_parts(address.cast::<u32>().as_ptr(), words) };
+        let device_ptr = allocator.device_ptr(slice).expect("one run of addresses on the card");
+        gpu().stamp(&stream, device_ptr, words, words as u32);
+        stream.wait();
+        let wrong = slice.iter().enumerate().position(|(at, word)| *word != value(at, words as u32));
+        assert_eq!(wrong, None);
+        let mut there = GrowableBuffer::<u32>::builder(&device).max_len(64 * MIB).build().unwrap();
+        there.append(slice).unwrap();
+        let bad = Cell::new();
+        gpu().check(&stream, there.device_ptr(), words, words as u32, &bad);
+        stream.wait();
+        bad.assert_none_bad("copied over the borders of chunks");
+    }
+    let slice = unsafe { core::slice::from_raw_parts(address.cast::<u32>().as_ptr(), 64 * MIB) };
+    assert!(allocator.pinned_pieces(slice).len() > 2);
+    let done = Cell::new();
+    gpu().spin(&stream, allocator.device_ptr(slice).unwrap(), 64 * MIB, 50_000_000, &done);
+    unsafe { allocator.deallocate(address, layout(64 * MIB)) };
+    assert!(!stream.is_busy(), "it waits before it lets go");
+    assert_eq!((gpu().sync(), allocator.figures().bytes_committed), (0, Bytes::ZERO));
+    // On a stream a block is nobody's until its kernel is over.
+    let handle = allocator.with_stream(stream.for_growspan()).unwrap();
+    let small = layout(1000);
+    let first = handle.allocate_zeroed(small).unwrap();
+    let seen = unsafe { core::slice::from_raw_parts(first.ptr().as_ptr(), 4000) };
+    gpu().spin(&stream, allocator.device_ptr(seen).unwrap(), 1000, 50_000_000, &done);
+    unsafe { handle.deallocate(first.ptr(), small) };
+    let second = handle.allocate(small).unwrap();
+    assert!(stream.is_busy() && second.ptr() != first.ptr());
+    stream.wait();
+    unsafe { handle.deallocate(second.ptr(), small) };
+    drop((handle, allocator));
+    assert_eq!(gpu().sync(), 0, "the context is whole");
 }

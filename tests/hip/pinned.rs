@@ -3,9 +3,10 @@
 
 use core::time::Duration;
 
+use growspan::driver::host::HostOptions;
 use growspan::driver::{DriverErrorKind, PinFlags};
 use growspan::pinned::{PinPhase, PinStrategy, PinnedBuffer, SlowCause, ThpPolicy};
-use growspan::{Bytes, Device, Error, GrowableBuffer, Quiesce};
+use growspan::{Bytes, Device, Error, GrowableBuffer, Quiesce, SpanAllocator};
 
 use crate::child::Child;
 use crate::stand_in::{StandIn, Stream};
@@ -21,6 +22,7 @@ pub(crate) fn as_child(role: &str) {
         "refusals" => refusals(&device),
         "unfinished" => unfinished(&device),
         "large" => large(&device),
+        "allocator" => allocator(&device),
         other => panic!("no role {other}"),
     }
     if role != "unfinished" {
@@ -192,4 +194,55 @@ fn pieces_have_2_gib_at_most() {
 /// What a builder cuts at unless told otherwise; that it cuts at what it is told is in the tests above, with less memory.
 fn large(device: &Device) {
     assert_eq!(device.info().quirks.max_pin, Some(Bytes::gib(2)));
+}
+
+/// Also where virtual memory of the card is off, as on 5.7: the host's is not.
+#[test]
+fn an_allocator_s_memory_is_registered_and_all_of_it_let_go_of() {
+    for version in ["5.7", "6.4.3", "7.2.4", "7.14.1"] {
+        let child = Child::of(version).set("FAKE_AMDHIP_PIN_OFFSET", "0x4000000000");
+        child.set("FAKE_AMDHIP_DISTURBED", "20").role_well("pinned allocator");
+    }
+}
+
+fn allocator(device: &Device) {
+    use core::alloc::Layout;
+
+    let options = HostOptions::default().with_capacity(Bytes::mib(256));
+    let allocator = SpanAllocator::builder(device).build_page_locked(options).unwrap();
+    let layout = |words: usize| Layout::array::<u32>(words).unwrap();
+    let mut block = allocator.allocate(layout(MIB)).unwrap();
+    let address = block.ptr();
+    for words in [5 * MIB, 16 * MIB] {
+        // SAFETY: the block is live and has the layout of the turn before.
+        block = unsafe { allocator.grow(address, layout(block.len() / 4), layout(words)) }.unwrap();
+    }
+    assert_eq!(block.ptr(), address);
+    // SAFETY: the block has so many words, all of them some number, and nobody else uses it.
+    let words = unsafe { core::slice::from_raw_parts_mut(address.cast::<u32>().as_ptr(), 16 * MIB) };
+    words.iter_mut().enumerate().for_each(|(number, word)| *word = number as u32);
+    assert_eq!(allocator.device_ptr(&*words), Some(address.addr().get() as u64 + (1 << 38)), "asked, not assumed");
+    let pieces = allocator.pinned_pieces(&*words).len() as u64;
+    assert!(pieces > 1 && StandIn::get().pins() == pieces, "{pieces}");
+    assert_eq!(StandIn::get().pin_retries(), 0, "all was there before the driver came");
+    // A copy of ours is cut at the borders, or the stand-in would refuse it.
+    let mut there = GrowableBuffer::<u32>::builder(device).max_len(16 * MIB).build().unwrap();
+    there.append(words).unwrap();
+    let mut back = vec![0; 16 * MIB];
+    there.copy_out(0, &mut back).unwrap();
+    assert!(back == *words);
+    // What is freed while a copy from it is queued waits for it, or the stand-in would end the process.
+    let stream = Stream::new(0);
+    // SAFETY: the block is not written to again, and is let go of only after waiting, which is what is tested.
+    unsafe { there.copy_in_on(0, words, stream.raw()) }.unwrap();
+    // SAFETY: the block is live, has this layout, and is used no more.
+    unsafe { allocator.deallocate(address, layout(16 * MIB)) };
+    allocator.trim();
+    assert_eq!(StandIn::get().pins(), 0);
+    there.close().unwrap();
+    let small = allocator.allocate(layout(100)).unwrap();
+    assert_eq!(StandIn::get().pins(), 1);
+    // SAFETY: as above.
+    unsafe { allocator.deallocate(small.ptr(), layout(100)) };
+    drop(allocator);
 }

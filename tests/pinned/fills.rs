@@ -48,24 +48,55 @@ fn every_byte_comes_from_its_place() {
     }
 }
 
+/// Where it ends is told whichever thread comes to the end first: often, so that they take turns in many ways.
 #[test]
-fn a_source_that_ends_or_fails_is_an_error() {
+fn a_source_that_ends_is_an_error_that_says_where() {
     let world = World::sim();
     let mut buffer = small_pieces::<u32>(&world.device, 4 * MIB);
     buffer.grow_to(4 * MIB).unwrap();
-    let error = buffer.fill_from(0..4 * MIB, Halting(AtomicU64::new(0), 9 << 20), 0, 4).unwrap_err();
-    let Error::Fill { asked, source } = &error else { panic!("{error}") };
-    assert_eq!((*asked, source.kind()), (Bytes::mib(16), ErrorKind::UnexpectedEof));
-    assert!(source.to_string().contains("ends at byte 9437184"), "{source}");
+    let content: Vec<u8> = (0..(12 << 20) + 1).map(byte_at).collect();
+    for threads in [1, 2, 3, 4, 7, 16] {
+        // In a part, on the border of two, and before the first byte; parts have 2 or 4 MiB here.
+        for end in [9 * MIB, 8 * MIB, 12 * MIB + 1, 0] {
+            for turn in 0..20 {
+                let error = match turn {
+                    0 => buffer.fill_from(0..4 * MIB, Halting(AtomicU64::new(3), end as u64), 0, threads),
+                    _ => buffer.fill_from(0..4 * MIB, &content[..end], 0, threads),
+                };
+                let error = error.unwrap_err();
+                let Error::Fill { asked, source } = &error else { panic!("{error}") };
+                assert_eq!((*asked, source.kind()), (Bytes::mib(16), ErrorKind::UnexpectedEof));
+                let words = format!("the source ends at byte {end}, {} bytes too early", 16 * MIB - end);
+                assert!(source.to_string() == words, "{threads} threads: {source}, not {words}");
+                let byte = |at: usize| buffer[at / 4].to_ne_bytes()[at % 4];
+                assert!((0..end).step_by(4093).all(|at| byte(at) == content[at]), "what there is was read");
+                buffer.fill(0);
+            }
+        }
+    }
+}
 
+#[test]
+fn a_source_that_fails_is_an_error() {
+    let world = World::sim();
+    let mut buffer = small_pieces::<u32>(&world.device, 4 * MIB);
+    buffer.grow_to(4 * MIB).unwrap();
     struct Broken;
     impl ReadAt for Broken {
         fn read_at(&self, target: &mut [u8], offset: u64) -> io::Result<usize> {
-            if offset > 5 << 20 { Err(io::Error::other("worn out")) } else { Ok(target.len()) }
+            let part = offset >> 20;
+            if part >= 5 { Err(io::Error::other(format!("worn out at {part} MiB"))) } else { Ok(target.len()) }
         }
     }
-    let error = buffer.fill_from(0..4 * MIB, Broken, 0, 4).unwrap_err().to_string();
-    assert!(error.contains("worn out") && error.contains("16 MiB"), "{error}");
+    for _ in 0..200 {
+        let error = buffer.fill_from(0..4 * MIB, Broken, 0, 4).unwrap_err().to_string();
+        assert!(error.contains("worn out at 6 MiB") && error.contains("filling 16 MiB"), "{error}");
+    }
+    // There are no bytes beyond the last that can be counted.
+    let error = buffer.fill_from(0..3, Broken, u64::MAX - 12, 1).unwrap_err();
+    assert!(error.to_string().contains("worn out"), "{error}");
+    let error = buffer.fill_from(0..3, Broken, u64::MAX - 11, 1).unwrap_err();
+    assert!(matches!(&error, Error::Fill { source, .. } if source.kind() == ErrorKind::InvalidInput), "{error}");
     // One that lies about how much it gave.
     struct Liar;
     impl ReadAt for Liar {

@@ -10,6 +10,7 @@ use growspan::sys::thp::Thp;
 use growspan::{Bytes, Device, Error, Quiesce};
 
 use crate::child::role_well;
+use crate::seccomp::refuse;
 use crate::{MIB, World, small_pieces};
 
 pub(crate) fn as_child(role: &str) {
@@ -19,12 +20,16 @@ pub(crate) fn as_child(role: &str) {
         "figures" => figures(),
         "fork" => fork_while_pinned(),
         "disable" => disabled_for_a_while(),
-        other => panic!("no role {other}"),
+        "refused" => not_disabled_where_it_may_not_be(),
+        "old kernel" => populated_by_touch(libc::EINVAL),
+        "busy kernel" => populated_by_touch(libc::EAGAIN),
+        "nodes" => nodes(),
+        other => crate::allocator::as_child(other),
     }
 }
 
 /// A figure of `/proc/self/status`, in bytes.
-fn status(name: &str) -> u64 {
+pub(crate) fn status(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
@@ -56,10 +61,11 @@ fn locked_memory_is_counted_by_the_kernel() {
 
 fn figures() {
     let device = Device::host().unwrap();
-    let before = status("VmLck");
+    let (before, pinned) = (status("VmLck"), status("VmPin"));
     let mut buffer = small_pieces::<u8>(&device, 8 * MIB);
     buffer.grow_to(6 * MIB).unwrap();
     assert_eq!(status("VmLck") - before, 6 << 20);
+    assert_eq!(status("VmPin"), pinned, "the host locks pages and pins none");
     buffer.grow_to(8 * MIB).unwrap();
     buffer.shrink_exact(3 * MIB, Quiesce::Device).unwrap();
     assert_eq!(status("VmLck") - before, 3 << 20);
@@ -67,24 +73,29 @@ fn figures() {
     block.grow_to(1).unwrap();
     assert_eq!(status("VmLck") - before, 4 << 20);
     drop((buffer, block));
-    assert_eq!(status("VmLck"), before);
+    assert_eq!((status("VmLck"), status("VmPin")), (before, pinned));
+    // A device that only pretends locks nothing.
+    let mut buffer = small_pieces::<u8>(&World::sim().device, 8 * MIB);
+    buffer.grow_to(6 * MIB).unwrap();
+    assert_eq!((status("VmLck"), status("VmPin")), (before, pinned));
 }
 
-/// Starts a child as one who may lock so much and no more.
-fn under_limit(role: &str, kib: u64) -> String {
+/// Starts a child as one who may lock so much and no more; none where that cannot be.
+pub(crate) fn under_limit(role: &str, kib: u64) -> Option<String> {
+    if std::process::Command::new("setpriv").arg("--version").output().is_err() {
+        println!("skipped: there is no setpriv to give up the right to lock anything with");
+        return None;
+    }
     // Root may lock anything, so the child gives that right up first.
     let drop_right = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
     let shell = format!("ulimit -l {kib}; exec \"$0\" \"$@\"");
     let limited = ["sh", "-c", &shell];
-    role_well(role, &[&drop_right[..], &limited[..]].concat())
+    Some(role_well(role, &[&drop_right[..], &limited[..]].concat()))
 }
 
 #[test]
 fn the_limit_of_locked_memory_is_named_with_its_figures() {
-    if std::process::Command::new("setpriv").arg("--version").output().is_err() {
-        return println!("skipped: there is no setpriv to give up the right to lock anything with");
-    }
-    let text = under_limit("limit", 4096);
+    let Some(text) = under_limit("limit", 4096) else { return };
     assert!(text.contains("LIMIT"), "{text}");
     for words in ["8 MiB asked", "RLIMIT_MEMLOCK is 4 MiB (hard 4 MiB)", "ulimit -l", "CAP_IPC_LOCK"] {
         assert!(text.contains(words), "{words:?} is not in {text}");
@@ -264,4 +275,113 @@ fn disabled_for_a_while() {
         builder.thp(ThpPolicy::DisableForProcess).build().unwrap().grow_to(MIB).unwrap_err();
         assert!(on());
     }
+}
+
+#[test]
+fn who_may_not_turn_huge_pages_off_is_told_so() {
+    role_well("refused", &[]);
+}
+
+fn not_disabled_where_it_may_not_be() {
+    let before = Thp::read();
+    refuse(libc::SYS_prctl, 0, libc::PR_SET_THP_DISABLE, libc::EPERM);
+    if before.process == Some(false) {
+        return println!("skipped: huge pages are off here as it is");
+    }
+    for world in World::all() {
+        for strategy in [PinStrategy::Pieces, PinStrategy::Driver] {
+            let builder = PinnedBuffer::<u8>::builder(&world.device).max_len(4 * MIB).strategy(strategy);
+            let mut buffer = builder.clone().thp(ThpPolicy::DisableForProcess).build().unwrap();
+            let error = buffer.grow_to(MIB).unwrap_err();
+            let Error::ThpRefused { source } = &error else { panic!("{error}") };
+            assert_eq!(source.raw_os_error(), Some(libc::EPERM));
+            assert!(buffer.is_empty() && buffer.committed().is_zero() && buffer.pieces().is_empty());
+            buffer.close().unwrap();
+            // The way out that the message names.
+            let mut buffer = builder.thp(ThpPolicy::Inherit).build().unwrap();
+            buffer.grow_to(MIB).unwrap();
+            buffer.close().unwrap();
+        }
+        world.assert_clean();
+    }
+    assert_eq!(Thp::read().process, before.process);
+}
+
+/// On kernels before 5.14, and where the kernel only ever asks for another try.
+#[test]
+fn pages_are_there_before_the_driver_comes_also_without_the_kernel_s_call() {
+    role_well("old kernel", &[]);
+    role_well("busy kernel", &[]);
+}
+
+fn populated_by_touch(code: i32) {
+    /// `MADV_POPULATE_WRITE`.
+    const POPULATE_WRITE: i32 = 23;
+    if code == libc::EAGAIN {
+        // The kernel is asked once whether it knows the call, and says so; from then on it is busy.
+        let mut first = small_pieces::<u8>(&World::sim().device, MIB);
+        if first.grow_to(MIB).unwrap().how == Some(Prefault::Touch) {
+            return println!("skipped: this kernel is older than 5.14");
+        }
+    }
+    refuse(libc::SYS_madvise, 2, POPULATE_WRITE, code);
+    for world in World::all() {
+        for policy in [ThpPolicy::Avoid, ThpPolicy::Advise] {
+            let builder = PinnedBuffer::<u8>::builder(&world.device).max_len(16 * MIB).threads(2).thp(policy);
+            let mut buffer = builder.build().unwrap();
+            let timing = buffer.grow_to(16 * MIB).unwrap();
+            assert_eq!(timing.how, Some(Prefault::Touch));
+            // The touches end in the prefault, so that the driver faults nothing in.
+            assert!(timing.register_faults < 16, "{timing}");
+            assert_eq!(mapping(buffer.as_ptr().addr(), 16 * MIB, "Rss"), 16 << 20);
+            assert!(buffer.iter().all(|byte| *byte == 0));
+            // Each of the parts was tried often, and then no more.
+            let retries = if code == libc::EAGAIN { 808 } else { 0 };
+            assert_eq!(timing.retries_seen, retries, "{timing}");
+            buffer.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn memory_comes_from_the_node_that_was_chosen() {
+    role_well("nodes", &[]);
+}
+
+fn nodes() {
+    let Ok(known) = fs::read_to_string("/sys/devices/system/node/has_memory") else {
+        return println!("skipped: this kernel has no NUMA nodes");
+    };
+    let device = World::sim().device;
+    let known = known.trim().split(',').flat_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        first.parse::<u32>().unwrap()..=last.parse().unwrap()
+    });
+    let mut seen = 0;
+    for node in known {
+        let mut buffer = PinnedBuffer::<u8>::builder(&device).max_len(8 * MIB).numa_node(node).build().unwrap();
+        match buffer.grow_to(8 * MIB) {
+            Ok(_) => {}
+            Err(Error::NumaNode { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
+                return println!("skipped: this kernel has no calls for NUMA nodes");
+            }
+            Err(error) => panic!("node {node}: {error}"),
+        }
+        let Ok(maps) = fs::read_to_string("/proc/self/numa_maps") else {
+            return println!("skipped: this kernel does not say where pages are");
+        };
+        let at = format!("{:x} ", buffer.as_ptr().addr());
+        let line = maps.lines().find_map(|line| line.strip_prefix(&at)).unwrap();
+        assert!(line.starts_with(&format!("prefer:{node} ")), "{line}");
+        let count = |name: &str| -> u64 {
+            let words = line.split(' ').filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+            words.map(|count| count.parse::<u64>().unwrap()).sum()
+        };
+        // All of them, where the node has so many.
+        let there = count(&format!("N{node}"));
+        assert!(there > 0 && there == count("anon"), "{line}");
+        buffer.close().unwrap();
+        seen += 1;
+    }
+    println!("{seen} nodes");
 }

@@ -12,6 +12,7 @@ use growspan::driver::sim::SimDriver;
 use growspan::pinned::PinnedBuffer;
 use growspan::{Bytes, Device};
 
+mod allocator;
 mod child;
 mod contents;
 mod failures;
@@ -19,6 +20,8 @@ mod fills;
 mod kernel;
 #[path = "../shared/process.rs"]
 mod process;
+#[path = "../shared/seccomp.rs"]
+mod seccomp;
 mod waits;
 
 pub(crate) const MIB: usize = 1 << 20;

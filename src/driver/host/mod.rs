@@ -145,6 +145,7 @@ impl HostDriver {
         let name = format!("host memory ({capacity} of {})", memory.total);
         let mut info = DriverInfo::new(Backend::Host, 0, name, format!("Linux {}", kernel.trim()));
         info.host_visible = true;
+        info.queues = false;
         info.wants_2_mib = false;
         info.open_files_per_chunk = 1;
         info.maps_per_chunk = 1;
