@@ -72,7 +72,7 @@ pub unsafe trait RawAllocator {
     /// As for [`allocate`](Self::allocate).
     unsafe fn shrink(&self, at: NonNull<u8>, old: Layout, new: Layout) -> Result<Block>;
 
-    /// Copies bytes into a block. It is over when this returns, also on a handle with a stream.
+    /// Copies bytes into a block. It is over when this returns; on a handle with a stream it waits for what is queued there.
     ///
     /// # Safety
     /// `[to, to + from.len())` lies in a live block that the caller may change.
@@ -81,7 +81,7 @@ pub unsafe trait RawAllocator {
     /// What the driver says.
     unsafe fn copy_in(&self, to: NonNull<u8>, from: &[u8]) -> Result<()>;
 
-    /// Copies bytes out of a block. It is over when this returns, also on a handle with a stream.
+    /// Copies bytes out of a block. It is over when this returns; on a handle with a stream it waits for what is queued there.
     ///
     /// # Safety
     /// `[from, from + to.len())` lies in a live block whose contents the caller may read.
