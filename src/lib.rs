@@ -1,5 +1,6 @@
 #![cfg_attr(any(feature = "sim", not(doctest)), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(growspan_std_allocator, feature(allocator_api))]
 
 pub mod allocator;
 mod background;

@@ -142,7 +142,10 @@ impl SlotRange {
     pub(crate) fn map(&mut self, first: usize, chunks: Vec<Chunk>) -> Result<(), Box<Rejected>> {
         let count = chunks.len();
         let size = self.span.slot;
-        let free = (first..first + count).all(|slot| self.unstick(slot));
+        if let Err(error) = (first..first + count).try_for_each(|slot| self.unstick(slot)) {
+            return Err(Rejected::new(chunks, error.into()));
+        }
+        let free = (first..first + count).all(|slot| matches!(self.slots.get(slot), Some(Slot::Empty)));
         let fits = chunks.iter().all(|chunk| chunk.size() == size && Arc::ptr_eq(chunk.card(), &self.span.card));
         if !free || !fits {
             let error = Error::Blocked { asked: Bytes::new(count as u64 * size), usable: Bytes::ZERO };
@@ -223,25 +226,24 @@ impl SlotRange {
         (back, failed)
     }
 
-    /// Whether the slot is empty, after another try if something got stuck in it.
-    fn unstick(&mut self, slot: usize) -> bool {
+    /// Tries again to take away what got stuck in a slot, if anything did.
+    fn unstick(&mut self, slot: usize) -> core::result::Result<(), DriverError> {
         let address = self.address(slot);
-        match self.slots.get_mut(slot) {
-            Some(Slot::Empty) => return true,
-            Some(Slot::Stuck(_)) => {}
-            _ => return false,
+        if !matches!(self.slots.get(slot), Some(Slot::Stuck(_))) {
+            return Ok(());
         }
         let card = &self.span.card;
         // SAFETY: what is stuck is mapped exactly there, and nobody was ever told of it.
-        if unsafe { card.gate().unmap(address, self.span.slot) }.is_err() {
-            return false;
+        match unsafe { card.gate().unmap(address, self.span.slot) } {
+            Err(error) if !is_gone(&error) => return Err(error),
+            _ => {}
         }
         card.maps().release(self.entries(1));
         if let Slot::Stuck(chunk) = core::mem::replace(&mut self.slots[slot], Slot::Empty) {
             let accounts = self.span.card.accounts();
             accounts.stranded.move_to(&accounts.in_hand, chunk.size());
         }
-        true
+        Ok(())
     }
 
     /// Unmaps a slot and hands its chunk over; none if the slot has none.

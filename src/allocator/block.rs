@@ -44,6 +44,16 @@ impl Block {
         self.ptr
     }
 
+    /// The byte so many bytes behind its first one; none beyond its end. As [`ptr`](Self::ptr) the host may only use it
+    /// where it sees the memory.
+    #[inline]
+    #[must_use]
+    pub fn place(self, offset: usize) -> Option<NonNull<u8>> {
+        // Not `add`: to Rust there may be nothing at a device's address.
+        let at = NonNull::new(self.ptr.as_ptr().wrapping_add(offset));
+        at.filter(|_| offset <= self.len)
+    }
+
     /// Its device address, which on the host is an ordinary one.
     #[inline]
     #[must_use]

@@ -7,6 +7,7 @@ use super::ground::{Ground, Plan};
 use super::inner::Core;
 use super::large::{Headroom, LargePlan};
 use super::{DeviceMemory, HostMemory, SpanAllocator, classes::PAGE};
+use crate::backing::Mode;
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::driver::host::HostOptions;
@@ -20,6 +21,10 @@ const DEVICE_ALIGN: usize = 256;
 const HOST_ALIGN: usize = 16;
 /// The largest threshold: regions are larger, and counted in 32 bits.
 const MOST_THRESHOLD: Bytes = Bytes::gib(64);
+
+/// Without virtual memory the blocks below the threshold share allocations of four times that size, which are made in
+/// full: no more than this, and no more than a sixty-fourth of the memory.
+const MOST_CONTIGUOUS: u64 = 16 << 20;
 
 /// Builds a [`SpanAllocator`].
 ///
@@ -72,7 +77,8 @@ impl SpanAllocatorBuilder {
     /// From which size on a block owns a span, between 32 KiB and 64 GiB: the device's granularity unless set.
     ///
     /// A block of its own grows in place and takes whole chunks. Blocks below are packed side by side: where many
-    /// blocks of a few MiB come and go, as in training, a threshold above them wastes less memory.
+    /// blocks of a few MiB come and go, as in training, a threshold above them wastes less memory. Without virtual memory
+    /// it is at most 16 MiB, and a sixty-fourth of the memory.
     pub const fn threshold(mut self, bytes: Bytes) -> Self {
         self.threshold = Some(bytes);
         self
@@ -219,6 +225,10 @@ impl SpanAllocatorBuilder {
         if threshold < least || threshold > MOST_THRESHOLD {
             return Err(Error::ChunkSize { asked: threshold, granularity: least, max: MOST_THRESHOLD });
         }
+        let threshold = match device.verdict().mode() {
+            Mode::Virtual => threshold.get(),
+            Mode::Contiguous => threshold.get().min((total / 64).clamp(least.get(), MOST_CONTIGUOUS)),
+        };
         let min_align = self.min_align.unwrap_or(if device.info().host_visible { HOST_ALIGN } else { DEVICE_ALIGN });
         if !min_align.is_power_of_two() || !(HOST_ALIGN..=PAGE).contains(&min_align) {
             let (asked, max) = (Bytes::new(min_align as u64), Bytes::new(PAGE as u64));
@@ -230,7 +240,7 @@ impl SpanAllocatorBuilder {
         let plan = Plan {
             pool,
             min_align,
-            threshold: threshold.get(),
+            threshold,
             slot: self.slot,
             span: self.small_span.map_or(total.saturating_mul(2), Bytes::get),
             keep,
@@ -244,7 +254,7 @@ impl SpanAllocatorBuilder {
             total,
         };
         let ground = Ground::new(device, plan)?;
-        let core = Core::new(ground, u8::try_from(heaps).unwrap_or(128), large, threshold.get());
+        let core = Core::new(ground, u8::try_from(heaps).unwrap_or(128), large, threshold);
         Ok(SpanAllocator { core, stream: None, _memory: PhantomData })
     }
 }

@@ -36,6 +36,14 @@ pub(super) struct Heap {
     pub(super) bytes: u64,
 }
 
+/// What a heap may do for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum May {
+    TakeMore,
+    /// Only use what it has: no chunk and no region is taken.
+    UseMapped,
+}
+
 impl Heap {
     pub(super) fn new(owner: u8, ground: &Ground) -> Self {
         Self {
@@ -65,7 +73,7 @@ impl Heap {
 
     /// A block of a class.
     #[inline]
-    pub(super) fn take_small(&mut self, ground: &Ground, class: usize) -> Result<u64> {
+    pub(super) fn take_small(&mut self, ground: &Ground, class: usize, may: May) -> Result<u64> {
         let number = self.partial[class];
         if let Some(Some(slab)) = self.slabs.get_mut(number as usize)
             && let Some(address) = slab.take()
@@ -77,14 +85,14 @@ impl Heap {
             }
             return Ok(address);
         }
-        self.take_small_anew(ground, class)
+        self.take_small_anew(ground, class, may)
     }
 
     #[cold]
-    fn take_small_anew(&mut self, ground: &Ground, class: usize) -> Result<u64> {
+    fn take_small_anew(&mut self, ground: &Ground, class: usize, may: May) -> Result<u64> {
         let block = ground.classes.size(class);
         let bytes = slab_bytes(block);
-        let (range, address) = self.take_range(ground, bytes, PAGE as u64)?;
+        let (range, address) = self.take_range(ground, bytes, PAGE as u64, may)?;
         let slab = Slab::new(address, bytes, u16::try_from(class).unwrap_or(u16::MAX), block, range);
         let number = match self.spare_slabs.pop() {
             Some(number) => {
@@ -101,13 +109,13 @@ impl Heap {
             region.set_tags(address, bytes, Tag::Slab(number));
         }
         self.link(number);
-        self.take_small(ground, class)
+        self.take_small(ground, class, may)
     }
 
     /// A block of more than a page, or of an alignment beyond one.
-    pub(super) fn take_large(&mut self, ground: &Ground, bytes: u64, align: u64) -> Result<u64> {
+    pub(super) fn take_large(&mut self, ground: &Ground, bytes: u64, align: u64, may: May) -> Result<u64> {
         let bytes = bytes.max(PAGE as u64).next_multiple_of(ground.unit);
-        let (range, address) = self.take_range(ground, bytes, align)?;
+        let (range, address) = self.take_range(ground, bytes, align, may)?;
         let region = self.ranges.get(range).region;
         if let Some(region) = self.region_mut(region) {
             region.set_tags(address, 0, Tag::Range(range));
@@ -118,13 +126,14 @@ impl Heap {
     }
 
     /// A range with memory under it: its number and address.
-    fn take_range(&mut self, ground: &Ground, bytes: u64, align: u64) -> Result<(u32, u64)> {
+    fn take_range(&mut self, ground: &Ground, bytes: u64, align: u64, may: May) -> Result<(u32, u64)> {
         let full = || Error::Overflow { what: "a block", count: bytes, size: 1 };
         let size = u32::try_from(bytes / ground.unit).map_err(|_| full())?;
         let align = u32::try_from(align / ground.unit).map_err(|_| full())?.max(1);
         let mut fresh = None;
         let range = match self.place(ground, size, align) {
             Some(range) => range,
+            None if may == May::UseMapped => return Err(full()),
             None => {
                 fresh = Some(self.add_region(ground)?);
                 self.place(ground, size, align).ok_or_else(full)?
@@ -132,7 +141,12 @@ impl Heap {
         };
         let found = self.ranges.get(range).clone();
         let offset = u64::from(found.at) * ground.unit;
-        if let Err(error) = self.commit(ground, found.region, offset, bytes) {
+        let lacks = |region: &Region| may == May::UseMapped && region.missing(offset, bytes) > 0;
+        let committed = match self.region(found.region) {
+            Some(region) if lacks(region) => Err(full()),
+            _ => self.commit(ground, found.region, offset, bytes),
+        };
+        if let Err(error) = committed {
             let free = self.ranges.put(range);
             if fresh.is_some() {
                 self.give_up_region(ground, free);
@@ -465,6 +479,10 @@ impl Heap {
 
     /// Lets others have regions of which nothing is used or mapped.
     fn give_up_regions(&mut self, ground: &Ground) {
+        // All free ranges are looked at, of which there may be many more than regions.
+        if self.regions.iter().flatten().all(|region| region.committed() > 0) {
+            return;
+        }
         for range in self.ranges.whole_regions() {
             self.give_up_region(ground, range);
         }

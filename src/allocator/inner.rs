@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::ground::Ground;
-use super::heap::Heap;
+use super::heap::{Heap, May};
 use super::large::{Fate, Large, LargePlan, Span};
 use super::streams::Streams;
 use crate::backing::Mode;
@@ -17,7 +17,8 @@ use crate::bytes::Bytes;
 use crate::card::GiveWay;
 use crate::driver::RawStream;
 use crate::error::{Error, Result};
-use crate::sys::fork;
+use crate::quiesce::Quiesce;
+use crate::sys::fork::Process;
 
 /// The shared part of an allocator. Addresses are device addresses; layouts are never of size zero.
 pub(super) struct Core {
@@ -30,8 +31,7 @@ pub(super) struct Core {
     host_visible: bool,
     /// Whether work of the device may still use a block that is given back.
     queues: bool,
-    /// Tells the process that made it from its children.
-    generation: u64,
+    process: Process,
     streams: Streams,
 }
 
@@ -70,7 +70,7 @@ impl Core {
             threshold,
             host_visible: ground.device.info().host_visible,
             queues: ground.device.info().queues,
-            generation: fork::generation(),
+            process: Process::this(),
             streams: Streams::default(),
             ground,
         });
@@ -82,7 +82,7 @@ impl Core {
     /// That this is the process that made the allocator: its memory is not there in a forked child.
     #[inline]
     fn check_process(&self) -> Result<()> {
-        if fork::generation_now() == self.generation { Ok(()) } else { Err(Error::Forked) }
+        self.process.check()
     }
 
     #[inline]
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// While blocks wait for streams: one that was freed on this stream, or a new one, for which all that have passed
-    /// are freed first, and all that wait if there is no memory otherwise.
+    /// are freed first.
     #[cold]
     fn allocate_waiting(&self, layout: Layout, stream: Option<RawStream>) -> Result<u64> {
         // The host, which may write to it at once, is not behind the stream.
@@ -121,46 +121,53 @@ impl Core {
         {
             return Ok(address);
         }
-        self.streams.passed(self.ground.card(), |address| self.free(address));
-        match self.allocate_now(layout) {
-            Err(error @ (Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::Blocked { .. })) => {
-                if self.streams.wait(self.ground.card(), |address| self.free(address)).is_err() {
-                    return Err(error);
-                }
-                self.allocate_now(layout)
-            }
-            result => result,
-        }
+        self.free_passed();
+        self.allocate_now(layout)
     }
 
     #[inline]
     fn allocate_now(&self, layout: Layout) -> Result<u64> {
         let (size, align) = (layout.size() as u64, layout.align() as u64);
         if size >= self.threshold || align > self.ground.max_align {
-            return self.allocate_large(size, align);
+            let result = self.allocate_large(size, align);
+            return result.or_else(|error| self.once_more(error, || self.allocate_large(size, align)));
         }
         if let Some(class) = self.ground.classes.of(layout.size(), layout.align()) {
-            let result = self.own_heap().take_small(&self.ground, class);
-            return match result {
-                Ok(address) => Ok(address),
-                Err(error) => self.once_more(error, |heap| heap.take_small(&self.ground, class)),
-            };
+            let result = self.own_heap().take_small(&self.ground, class, May::TakeMore);
+            return result
+                .or_else(|error| self.from_any_heap(error, |heap, may| heap.take_small(&self.ground, class, may)));
         }
-        let result = self.own_heap().take_large(&self.ground, size, align);
-        match result {
-            Ok(address) => Ok(address),
-            Err(error) => self.once_more(error, |heap| heap.take_large(&self.ground, size, align)),
-        }
+        let result = self.own_heap().take_large(&self.ground, size, align, May::TakeMore);
+        result.or_else(|error| self.from_any_heap(error, |heap, may| heap.take_large(&self.ground, size, align, may)))
     }
 
-    /// After the addresses ran out: other heaps give up theirs, as far as they hold nothing.
+    /// After memory, addresses or what the system counts ran out: whatever waits for streams or holds nothing is given
+    /// back, and it is tried once more.
     #[cold]
-    fn once_more(&self, error: Error, take: impl FnOnce(&mut Heap) -> Result<u64>) -> Result<u64> {
-        if !matches!(error, Error::Blocked { .. }) {
+    fn once_more<T>(&self, error: Error, again: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !error.is_shortage() && !matches!(error, Error::Blocked { .. }) {
             return Err(error);
         }
-        self.trim_heaps(|heap| heap.give_back(&self.ground, 0));
-        take(&mut self.own_heap())
+        self.free_waiting();
+        self.trim_heaps(|heap| {
+            heap.tidy(&self.ground);
+            heap.give_back(&self.ground, 0)
+        });
+        if matches!(error, Error::OutOfMaps(_)) {
+            self.ground.card().make_map_entries();
+        }
+        again()
+    }
+
+    /// The same for blocks of the shared span: this thread's heap tries again, then all others. They take more memory
+    /// only where it was addresses that ran out.
+    #[cold]
+    fn from_any_heap(&self, error: Error, take: impl Fn(&mut Heap, May) -> Result<u64>) -> Result<u64> {
+        let may = if matches!(error, Error::Blocked { .. }) { May::TakeMore } else { May::UseMapped };
+        self.once_more(error, || {
+            let own = take(&mut self.own_heap(), May::TakeMore);
+            own.or_else(|error| self.heaps.iter().find_map(|heap| take(&mut heap.0.lock(), may).ok()).ok_or(error))
+        })
     }
 
     fn allocate_large(&self, bytes: u64, align: u64) -> Result<u64> {
@@ -225,6 +232,29 @@ impl Core {
         }
     }
 
+    /// Frees the blocks whose streams have passed what was queued when they were freed. A heap in use, perhaps by this
+    /// thread, gets its blocks back later.
+    fn free_passed(&self) {
+        self.streams.passed(self.ground.card(), |address| {
+            let Some((region, owner)) = self.ground.find(address) else {
+                self.free_large(address);
+                return true;
+            };
+            let Some(heap) = self.heaps.get(owner) else { return true };
+            let Some(mut heap) = heap.0.try_lock() else { return false };
+            heap.put(&self.ground, region, address);
+            true
+        });
+    }
+
+    /// Waits for the device and frees all blocks that wait for streams; those that have passed, where it cannot be waited
+    /// for.
+    fn free_waiting(&self) {
+        if self.streams.are_waiting() && self.streams.wait(self.ground.card(), |address| self.free(address)).is_err() {
+            self.free_passed();
+        }
+    }
+
     /// Keeps a span that holds no block, or its addresses alone, or nothing of it.
     fn retire(&self, span: Span) {
         let fate = self.large.lock().keep(&self.plan, span);
@@ -251,7 +281,7 @@ impl Core {
     /// Makes a block larger, where it is if that can be. Returns its address.
     pub(super) fn grow(&self, address: u64, old: Layout, new: Layout, stream: Option<RawStream>) -> Result<u64> {
         self.check_process()?;
-        if address.is_multiple_of(new.align() as u64) && self.grow_in_place(address, new.size() as u64)? {
+        if self.stays(address, new)? {
             return Ok(address);
         }
         self.relocate(address, old, new, old.size(), stream)
@@ -261,7 +291,7 @@ impl Core {
     pub(super) fn grow_zeroed(&self, address: u64, old: Layout, new: Layout, stream: Option<RawStream>) -> Result<u64> {
         self.check_process()?;
         let added = new.size() - old.size();
-        if address.is_multiple_of(new.align() as u64) && self.grow_in_place(address, new.size() as u64)? {
+        if self.stays(address, new)? {
             self.clear(address + old.size() as u64, added, stream)?;
             return Ok(address);
         }
@@ -275,6 +305,20 @@ impl Core {
         }
         self.deallocate(address, old, stream);
         Ok(target)
+    }
+
+    /// Makes a block fit `new` where it is. False if it has to move.
+    fn stays(&self, address: u64, new: Layout) -> Result<bool> {
+        if !address.is_multiple_of(new.align() as u64) {
+            return Ok(false);
+        }
+        let bytes = new.size() as u64;
+        match self.grow_in_place(address, bytes) {
+            // No memory behind a small block: perhaps all of it fits in a hole that has some.
+            Err(error) if error.is_shortage() && self.ground.find(address).is_some() => Ok(false),
+            Err(error) => self.once_more(error, || self.grow_in_place(address, bytes)),
+            result => result,
+        }
     }
 
     fn grow_in_place(&self, address: u64, bytes: u64) -> Result<bool> {
@@ -369,21 +413,31 @@ impl Core {
         self.large.lock().insert(span);
     }
 
+    /// Waits for what was queued on a handle's stream: clearing, and moving, and what last used the memory.
+    fn behind(&self, stream: Option<RawStream>) -> Result<()> {
+        match stream.filter(|_| !self.host_visible) {
+            Some(stream) => Quiesce::Stream(stream).wait(self.ground.card()),
+            None => Ok(()),
+        }
+    }
+
     /// Copies into a block, which is the caller's to change.
-    pub(super) fn copy_in(&self, to: u64, from: &[u8]) -> Result<()> {
+    pub(super) fn copy_in(&self, to: u64, from: &[u8], stream: Option<RawStream>) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
+        self.behind(stream)?;
         // SAFETY: the place lies in a committed block; the slice outlives the call, and without a stream the copy is over
         // when this returns.
         Ok(unsafe { self.ground.card().gate().copy_in(to, from.as_ptr(), from.len() as u64, None) }?)
     }
 
     /// Copies out of a block.
-    pub(super) fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
+    pub(super) fn copy_out(&self, to: &mut [u8], from: u64, stream: Option<RawStream>) -> Result<()> {
         if to.is_empty() {
             return Ok(());
         }
+        self.behind(stream)?;
         // SAFETY: the same the other way.
         Ok(unsafe { self.ground.card().gate().copy_out(to.as_mut_ptr(), from, to.len() as u64, None) }?)
     }
@@ -431,8 +485,8 @@ impl Core {
         if self.check_process().is_err() {
             return 0;
         }
-        self.streams.passed(self.ground.card(), |address| self.free(address));
         let before = self.committed();
+        self.free_waiting();
         self.trim_heaps(|heap| {
             heap.tidy(&self.ground);
             heap.give_back(&self.ground, 0)
@@ -458,6 +512,9 @@ impl Core {
 
     pub(super) fn figures(&self) -> super::Figures {
         let mut figures = super::Figures::default();
+        if self.check_process().is_err() {
+            return figures;
+        }
         let (mut bytes, mut committed) = (0, 0);
         for heap in &self.heaps {
             let heap = heap.0.lock();
@@ -488,6 +545,7 @@ impl GiveWay for Core {
         }
         // A part in use gives nothing: it may be this thread that uses it.
         let mut given = 0;
+        self.free_passed();
         for heap in &self.heaps {
             let Some(mut heap) = heap.0.try_lock() else { continue };
             heap.tidy(&self.ground);
@@ -517,15 +575,19 @@ impl Drop for Core {
         let blocks: u64 = self.heaps.iter_mut().map(|heap| heap.0.get_mut().blocks).sum();
         let blocks = blocks + self.large.get_mut().blocks() as u64;
         let id = self.ground.device.info().id();
+        let waiting = self.large.get_mut().take_waiting();
+        waiting.into_iter().for_each(|span| self.close(span));
         if blocks > 0 {
+            self.trim_heaps(|heap| {
+                heap.tidy(&self.ground);
+                heap.give_back(&self.ground, 0)
+            });
             // Whoever has them may use them for the rest of the process.
             tracing::warn!(device = %id, blocks, "an allocator was dropped before its blocks; its memory stays");
             core::mem::forget(core::mem::take(&mut self.heaps));
             core::mem::forget(core::mem::take(self.large.get_mut()));
             return;
         }
-        let waiting = self.large.get_mut().take_waiting();
-        waiting.into_iter().for_each(|span| self.close(span));
         let regions: Vec<_> =
             core::mem::take(&mut self.heaps).into_iter().flat_map(|heap| heap.0.into_inner().into_regions()).collect();
         if regions.is_empty() {

@@ -362,7 +362,7 @@ impl<M> SpanAllocator<M> {
         self.block(address, new)
     }
 
-    /// Copies bytes into a block. It is over when this returns, also on a handle with a stream.
+    /// Copies bytes into a block. It is over when this returns; on a handle with a stream it waits for what is queued there.
     ///
     /// # Safety
     /// As for [`RawAllocator::copy_in`].
@@ -370,10 +370,10 @@ impl<M> SpanAllocator<M> {
     /// # Errors
     /// What the driver says.
     pub unsafe fn copy_in(&self, to: NonNull<u8>, from: &[u8]) -> Result<()> {
-        self.core.copy_in(address_of(to), from)
+        self.core.copy_in(address_of(to), from, self.stream)
     }
 
-    /// Copies bytes out of a block. It is over when this returns, also on a handle with a stream.
+    /// Copies bytes out of a block. It is over when this returns; on a handle with a stream it waits for what is queued there.
     ///
     /// # Safety
     /// As for [`RawAllocator::copy_out`].
@@ -381,7 +381,7 @@ impl<M> SpanAllocator<M> {
     /// # Errors
     /// What the driver says.
     pub unsafe fn copy_out(&self, to: &mut [u8], from: NonNull<u8>) -> Result<()> {
-        self.core.copy_out(to, address_of(from))
+        self.core.copy_out(to, address_of(from), self.stream)
     }
 
     /// Copies between places of blocks, on the device.

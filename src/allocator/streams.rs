@@ -35,6 +35,8 @@ struct Lists {
     streams: Vec<(RawStream, VecDeque<Freed>)>,
     /// Events that are not needed just now.
     events: Vec<Event>,
+    /// Blocks that have passed and could not be freed just then.
+    passed: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -88,14 +90,15 @@ impl Streams {
         Some(freed.address)
     }
 
-    /// Frees all blocks whose events have passed. Does nothing while a graph is captured, when events may not be asked.
-    pub(super) fn passed(&self, card: &Arc<Card>, mut free: impl FnMut(u64)) {
+    /// Hands all blocks whose events have passed to `free`, which says whether it could take one. Does nothing while a
+    /// graph is captured, when events may not be asked, or while another thread does the same.
+    pub(super) fn passed(&self, card: &Arc<Card>, mut free: impl FnMut(u64) -> bool) {
         if !self.are_waiting() || card.check_capture(None).is_err() {
             return;
         }
-        let mut passed = Vec::new();
-        let mut lists = self.lists.lock();
-        let Lists { streams, events } = &mut *lists;
+        let Some(mut lists) = self.lists.try_lock() else { return };
+        let Lists { streams, events, passed } = &mut *lists;
+        let mut passed = core::mem::take(passed);
         for (_, list) in streams.iter_mut() {
             // A stream's events pass in order.
             while let Some(event) = list.front().and_then(|freed| freed.event.as_ref())
@@ -107,10 +110,14 @@ impl Streams {
             }
         }
         streams.retain(|(_, list)| !list.is_empty());
-        self.waiting.fetch_sub(passed.len(), Relaxed);
         // Freeing may take other locks.
         drop(lists);
-        passed.into_iter().for_each(&mut free);
+        let all = passed.len();
+        passed.retain(|address| !free(*address));
+        self.waiting.fetch_sub(all - passed.len(), Relaxed);
+        if !passed.is_empty() {
+            self.lists.lock().passed.append(&mut passed);
+        }
     }
 
     /// Waits for the device and frees all blocks.
@@ -139,7 +146,7 @@ impl Streams {
     fn empty(lists: &mut Lists) -> Vec<u64> {
         let streams = core::mem::take(&mut lists.streams);
         let freed = streams.into_iter().flat_map(|(_, list)| list);
-        let mut all = Vec::new();
+        let mut all = core::mem::take(&mut lists.passed);
         for freed in freed {
             all.push(freed.address);
             lists.events.extend(freed.event);

@@ -72,7 +72,7 @@ pub unsafe trait RawAllocator {
     /// As for [`allocate`](Self::allocate).
     unsafe fn shrink(&self, at: NonNull<u8>, old: Layout, new: Layout) -> Result<Block>;
 
-    /// Copies bytes into a block. It is over when this returns, also on a handle with a stream.
+    /// Copies bytes into a block. It is over when this returns; on a handle with a stream it waits for what is queued there.
     ///
     /// # Safety
     /// `[to, to + from.len())` lies in a live block that the caller may change.
@@ -81,7 +81,7 @@ pub unsafe trait RawAllocator {
     /// What the driver says.
     unsafe fn copy_in(&self, to: NonNull<u8>, from: &[u8]) -> Result<()>;
 
-    /// Copies bytes out of a block. It is over when this returns, also on a handle with a stream.
+    /// Copies bytes out of a block. It is over when this returns; on a handle with a stream it waits for what is queued there.
     ///
     /// # Safety
     /// `[from, from + to.len())` lies in a live block whose contents the caller may read.
@@ -180,9 +180,10 @@ unsafe impl<A: PointerAllocator + ?Sized> PointerAllocator for &A {}
 /// Stamps the `Allocator` trait of a crate, whose module is in scope as `api`, for allocators of this crate. All methods
 /// are there: the trait's own bodies would copy where growing in place will do.
 ///
-/// For std's trait, once it is stable: one more module, of `core::alloc`, and its `AllocatorClone` for those that are
-/// `Clone`, whose clones are equivalent (see [`RawAllocator`]).
-#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
+/// For std's trait, which is not stable, it is stamped under `--cfg growspan_std_allocator`, and `ci/containers.sh` tries it
+/// with std's collections. Where std has its `AllocatorClone`, those that are `Clone` have it too: their clones are
+/// equivalent (see [`RawAllocator`]).
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04", growspan_std_allocator))]
 macro_rules! stamp {
     ($( [$($generics:tt)*] $ty:ty, )*) => { $(
         // SAFETY: `RawAllocator` asks for all that this trait does, in the same words: blocks that fit their layout, do
@@ -235,7 +236,7 @@ macro_rules! stamp {
 }
 
 /// Stamps one version of the trait for all allocators of this crate.
-#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04"))]
+#[cfg(any(feature = "allocator-api2-02", feature = "allocator-api2-04", growspan_std_allocator))]
 macro_rules! stamp_all {
     ($name:ident, $($api:ident)::+) => {
         mod $name {
@@ -265,3 +266,5 @@ macro_rules! stamp_all {
 stamp_all! { version_02, allocator_api2_02::alloc }
 #[cfg(feature = "allocator-api2-04")]
 stamp_all! { version_04, allocator_api2_04::alloc }
+#[cfg(growspan_std_allocator)]
+stamp_all! { version_std, core::alloc }

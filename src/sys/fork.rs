@@ -3,6 +3,8 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::error::{Error, Result};
+
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_the_child() {
@@ -28,6 +30,33 @@ pub(crate) fn generation() -> u64 {
 #[inline]
 pub(crate) fn generation_now() -> u64 {
     GENERATION.load(Relaxed)
+}
+
+/// Which process something belongs to, for what has locks of its own: in a child another thread may have held them, and
+/// does not exist.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process(u64);
+
+impl Process {
+    /// This one.
+    pub(crate) fn this() -> Self {
+        Self(generation())
+    }
+
+    /// Whether it is the one that runs this.
+    #[inline]
+    pub(crate) fn is_this(self) -> bool {
+        generation_now() == self.0
+    }
+
+    /// The same as a result.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a child.
+    #[inline]
+    pub(crate) fn check(self) -> Result<()> {
+        if self.is_this() { Ok(()) } else { Err(Error::Forked) }
+    }
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 use core::alloc::Layout;
 use std::sync::Arc;
 
-use growspan::driver::Call;
 use growspan::driver::fault::FaultPlan;
 use growspan::driver::host::{HostDriver, HostOptions};
 use growspan::driver::sim::{Personality, SimDriver};
+use growspan::driver::{Call, DriverErrorKind};
 use growspan::{
-    Bytes, Device, DeviceMemory, DeviceOptions, Error, GrowableBuffer, Headroom, Mode, Sizing, SpanAllocator,
+    ArenaAllocator, Bytes, Device, DeviceMemory, DeviceOptions, Error, GrowableBuffer, Headroom, Mode, RawAllocator,
+    Sizing, SpanAllocator, TrackingAllocator,
 };
 
 use crate::drivers::{card, worlds};
@@ -339,6 +340,145 @@ fn addresses_go_round_among_heaps() {
     world.assert_empty("after going round");
 }
 
+/// So many threads that several heaps are theirs.
+fn on_threads(allocator: &SpanAllocator<DeviceMemory>, layout: Layout) -> Vec<growspan::Block> {
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let allocator = allocator.clone();
+            std::thread::spawn(move || allocator.allocate(layout))
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+}
+
+/// One heap has all addresses: the others' threads are served from there.
+#[test]
+fn threads_share_the_last_region() {
+    let world = World::sim(card(), DeviceOptions::new());
+    for size in [100, HALF] {
+        let allocator = builder(&world).small_span(Bytes::mib(64)).heaps(4).build_on_device().unwrap();
+        let layout = layout(size, 1);
+        for block in on_threads(&allocator, layout) {
+            free(&allocator, block, layout);
+        }
+        drop(allocator);
+        world.assert_empty("after sharing addresses");
+    }
+}
+
+/// One heap has all memory, and holes in it that are no whole slots: others' threads get those before an error.
+#[test]
+fn threads_share_holes_on_a_full_card() {
+    for world in worlds() {
+        let allocator = builder(&world).threshold(Bytes::kib(64)).keep(Bytes::ZERO).heaps(4).build_on_device().unwrap();
+        let layout = layout(20 << 10, 1);
+        let mut blocks = Vec::new();
+        while let Ok(block) = allocator.allocate(layout) {
+            blocks.push(block);
+        }
+        let chunks = world.device.snapshot().bytes_held();
+        for block in blocks.iter().step_by(3).take(40) {
+            free(&allocator, *block, layout);
+        }
+        let shared = on_threads(&allocator, layout);
+        assert!(world.device.snapshot().bytes_held() <= chunks, "{}", world.name);
+        for block in shared.iter().chain(blocks.iter().step_by(3).skip(40)) {
+            free(&allocator, *block, layout);
+        }
+        for (n, block) in blocks.iter().enumerate() {
+            if n % 3 != 0 {
+                free(&allocator, *block, layout);
+            }
+        }
+        drop(allocator);
+        world.assert_empty("after sharing holes");
+    }
+}
+
+/// What follows a block has no memory and there is none: the block moves to a hole that has.
+#[test]
+fn a_block_moves_to_a_hole_where_it_cannot_grow() {
+    let world = World::sim(card().total(Bytes::mib(16)), DeviceOptions::new());
+    let builder = builder(&world).threshold(Bytes::mib(32)).keep(Bytes::ZERO).heaps(1);
+    let allocator = builder.build_on_device().unwrap();
+    let mut model = Model::new(allocator, world.name.clone());
+    // Three quarters of a slot: the fourth and the fifth lie in three slots, of which they fill none.
+    let three = 3 * GRANULE / 4;
+    while model.allocate(layout(three, 1)).is_ok() {}
+    model.live.sort_by_key(|live| live.block.device_ptr());
+    let hole = model.live[3].block.device_ptr();
+    let last = model.live.len() - 1;
+    assert_eq!(model.live[last].block.device_ptr() - hole, ((last - 3) * three) as u64);
+    let last = model.live.swap_remove(last);
+    model.free(4);
+    model.free(3);
+    model.live.push(last);
+    let last = model.live.len() - 1;
+    model.resize(last, layout(2 * three, 1), true).unwrap();
+    assert!(model.live.iter().any(|live| live.block.device_ptr() == hole));
+    model.check_all();
+    model.free_all();
+    drop(model);
+    world.assert_empty("after moving to a hole");
+}
+
+/// A threshold made for spans does not make a contiguous card hold as much for the first small block.
+#[test]
+fn a_large_threshold_costs_nothing_without_virtual_memory() {
+    let world = World::sim(card().total(Bytes::mib(128)), DeviceOptions::new().contiguous(true));
+    let allocator = builder(&world).threshold(Bytes::gib(2)).build_on_device().unwrap();
+    let blocks = [1000, 3 << 20, 60 << 20].map(|size| (layout(size, 1), allocate(&allocator, layout(size, 1))));
+    assert!(allocator.figures().bytes_committed < Bytes::mib(80), "{}", allocator.figures());
+    for (layout, block) in blocks {
+        free(&allocator, block, layout);
+    }
+    drop(allocator);
+    world.assert_empty("after a large threshold");
+}
+
+/// Map entries that ran out are made by unmapping what holds nothing, like memory.
+#[test]
+fn map_entries_that_ran_out_are_asked_for_once_more() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let allocator = on_device(&world);
+        let own = layout(3 * GRANULE, 1);
+        let kept = allocate(&allocator, own);
+        for layout in [layout(100, 1), layout(40 << 10, 1), layout(5 * GRANULE, 1)] {
+            world.faults.arm(FaultPlan::nth(1).of(Call::Map).kind(DriverErrorKind::OutOfMaps));
+            let block = allocate(&allocator, layout);
+            world.faults.disarm();
+            free(&allocator, block, layout);
+            allocator.trim();
+        }
+        world.faults.arm(FaultPlan::nth(1).of(Call::Map).kind(DriverErrorKind::OutOfMaps));
+        let larger = layout(20 * GRANULE, 1);
+        // SAFETY: live, of that layout, and used by nobody.
+        let grown = unsafe { allocator.grow(kept.ptr(), own, larger) }.unwrap();
+        world.faults.disarm();
+        free(&allocator, grown, larger);
+        drop(allocator);
+        world.assert_empty("after map entries ran out");
+    }
+}
+
+/// A block that is never freed keeps its own memory for the rest of the process, and no more than that.
+#[test]
+fn a_leak_keeps_what_it_has_and_nothing_else() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).keep(Bytes::gib(1)).heaps(1).build_on_device().unwrap();
+    let leaked = [layout(100, 1), layout(5 * GRANULE, 1)].map(|layout| allocate(&allocator, layout));
+    for layout in [layout(40 << 10, 1), layout(60 << 10, 1), layout(9 * GRANULE, 1)] {
+        let blocks: Vec<_> = (0..20).map(|_| allocate(&allocator, layout)).collect();
+        for block in blocks {
+            free(&allocator, block, layout);
+        }
+    }
+    assert!(allocator.figures().bytes_idle > Bytes::mib(1), "{}", allocator.figures());
+    drop(allocator);
+    world.device.pool().trim(Bytes::ZERO);
+    assert_eq!(world.device.snapshot().bytes_held(), Bytes::new(6 * GRANULE as u64), "{leaked:?}");
+}
+
 #[test]
 fn nothing_is_mapped_while_a_graph_is_captured() {
     let sim = SimDriver::builder().total(Bytes::gib(1)).build();
@@ -417,6 +557,10 @@ fn a_forked_child_gets_no_memory_and_takes_none_back() {
     let allocator = builder(&world).build().unwrap();
     let layout = layout(1000, 8);
     let block = allocator.allocate(layout).unwrap();
+    let arena = ArenaAllocator::new(allocator.clone(), Bytes::kib(64));
+    arena.allocate(layout).unwrap();
+    let tracked = TrackingAllocator::new(allocator.clone());
+    let noted = tracked.allocate(layout).unwrap();
     // SAFETY: the child calls this crate, which takes no lock there, and exits at once, running no destructors of others.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -424,9 +568,14 @@ fn a_forked_child_gets_no_memory_and_takes_none_back() {
         // SAFETY: live, of that layout, and used by nobody.
         unsafe { allocator.deallocate(block.ptr(), layout) };
         let idle = allocator.trim();
-        drop(allocator);
+        let none = allocator.figures() == growspan::Figures::default();
+        // An arena has room left, of memory that is not there.
+        let no_piece = matches!(arena.allocate(layout), Err(Error::Forked)) && arena.taken().is_zero();
+        let no_list = tracked.live().is_empty() && tracked.by_name().is_empty();
+        drop((allocator, arena, tracked));
+        let all = refused && idle.is_zero() && none && no_piece && no_list;
         // SAFETY: ends the child.
-        unsafe { libc::_exit(i32::from(!refused || !idle.is_zero())) };
+        unsafe { libc::_exit(i32::from(!all)) };
     }
     let mut status = -1;
     // SAFETY: `status` is ours to write.
@@ -434,7 +583,9 @@ fn a_forked_child_gets_no_memory_and_takes_none_back() {
     assert_eq!(status, 0);
     // SAFETY: live, of that layout, and used by nobody.
     unsafe { allocator.deallocate(block.ptr(), layout) };
-    drop(allocator);
+    // SAFETY: the same.
+    unsafe { tracked.deallocate(noted.ptr(), layout) };
+    drop((allocator, arena, tracked));
     world.assert_empty("after a child");
 }
 

@@ -41,8 +41,7 @@ fn windows(len: usize) -> Vec<core::ops::Range<usize>> {
 }
 
 fn at(block: Block, offset: usize) -> NonNull<u8> {
-    // SAFETY: the callers stay within the block.
-    unsafe { block.ptr().add(offset) }
+    block.place(offset).unwrap()
 }
 
 impl<A: RawAllocator> Model<A> {

@@ -167,3 +167,80 @@ fn events_are_used_again() {
     drop((allocator, one, two));
     world.assert_empty("after events");
 }
+
+/// What clears or moves a block may still be queued when the host wants to read or write it.
+#[test]
+fn copies_from_and_to_the_host_wait_for_the_stream() {
+    let world = World::sim(card().queue_copies(true), DeviceOptions::new());
+    let sim = world.sim.clone().unwrap();
+    let stream = sim.stream();
+    let handle = builder(&world).build_on_device().unwrap().with_stream(stream).unwrap();
+    for size in SIZES {
+        let block = handle.allocate_zeroed(layout(size, 1)).unwrap();
+        // SAFETY: the block is live and ours.
+        unsafe { handle.copy_in(block.ptr(), &vec![5; size]) }.unwrap();
+        // SAFETY: live, of that layout, and used by nobody.
+        let grown = unsafe { handle.grow_zeroed(block.ptr(), layout(size, 1), layout(3 * size, 1)) }.unwrap();
+        let mut bytes = vec![1; 3 * size];
+        // SAFETY: the block is live and ours.
+        unsafe { handle.copy_out(&mut bytes, grown.ptr()) }.unwrap();
+        assert!(
+            bytes[..size].iter().all(|byte| *byte == 5),
+            "{size}: what was copied in was cleared, or did not move yet"
+        );
+        assert!(bytes[size..].iter().all(|byte| *byte == 0), "{size}: read before it was cleared");
+        free(&handle, grown, 3 * size);
+    }
+    // What a capture records does not run, so it cannot be waited for.
+    let block = handle.allocate(layout(10, 1)).unwrap();
+    sim.capture(stream, true);
+    // SAFETY: the block is live and ours.
+    assert!(matches!(unsafe { handle.copy_in(block.ptr(), &[1]) }, Err(Error::Capturing { .. })));
+    sim.capture(stream, false);
+    free(&handle, block, 10);
+    drop(handle);
+    world.assert_empty("after copies");
+}
+
+/// A block of its own that grows, and a buffer: both get what was freed on a stream.
+#[test]
+fn growing_on_a_full_card_waits_for_streams_too() {
+    for waits in [true, false] {
+        let (world, sim, streams, allocator, [one, two]) = two_streams();
+        let own = allocator.allocate(layout(8 << 20, 1)).unwrap();
+        let block = one.allocate(layout(14 << 20, 1)).unwrap();
+        sim.queue_work(streams[0], block.device_ptr(), 14 << 20);
+        free(&one, block, 14 << 20);
+        if waits {
+            // SAFETY: live, of that layout, and used by nobody.
+            let grown = unsafe { allocator.grow(own.ptr(), layout(8 << 20, 1), layout(24 << 20, 1)) }.unwrap();
+            assert_eq!(grown.ptr(), own.ptr());
+            free(&allocator, grown, 24 << 20);
+        } else {
+            sim.finish(streams[0]);
+            let mut buffer = growspan::GrowableBuffer::<u8>::builder(&world.device).max_len(32 << 20).build().unwrap();
+            buffer.grow_to(20 << 20).unwrap();
+            free(&allocator, own, 8 << 20);
+        }
+        assert!(!sim.is_lost() && sim.violations().is_empty());
+        drop((allocator, one, two));
+        world.assert_empty("after growing");
+    }
+}
+
+/// A block without an event, and those behind it, are not kept until memory runs out.
+#[test]
+fn trim_frees_what_waits_for_the_whole_device() {
+    let (world, sim, streams, allocator, [one, two]) = two_streams();
+    let blocks = [0; 3].map(|_| one.allocate(layout(1000, 1)).unwrap());
+    sim.capture(streams[0], true);
+    free(&one, blocks[0], 1000);
+    sim.capture(streams[0], false);
+    free(&one, blocks[1], 1000);
+    free(&one, blocks[2], 1000);
+    assert_eq!(allocator.figures().blocks, 3);
+    allocator.trim();
+    assert_eq!((allocator.figures().blocks, allocator.figures().bytes_committed), (0, Bytes::ZERO));
+    drop((allocator, one, two));
+    world.assert_empty("after trimming");
+}

@@ -196,3 +196,179 @@ fn an_arena_gives_all_back_at_once() {
         world.assert_empty("after an arena");
     }
 }
+
+/// A callback that panics while a wrapper above it is in the middle of something.
+#[test]
+fn books_agree_after_a_panic() {
+    let world = World::sim(card().total(Bytes::mib(64)), DeviceOptions::new());
+    let retry = RetryAllocator::new(on_device(&world), |_| panic!("of the callback"));
+    let stack = TrackingAllocator::new(LimitedAllocator::new(retry, Bytes::gib(1)));
+    let (small, huge) = (layout(1000, 1), layout(512 << 20, 1));
+    let block = stack.allocate(small).unwrap();
+    let before = (stack.inner().used(), stack.live().len());
+    let panics: [&dyn Fn(); 3] = [
+        &|| drop(stack.allocate(huge)),
+        // SAFETY: live, of that layout, and used by nobody.
+        &|| drop(unsafe { stack.grow(block.ptr(), small, huge) }),
+        // SAFETY: the same.
+        &|| drop(unsafe { stack.grow_zeroed(block.ptr(), small, huge) }),
+    ];
+    for act in panics {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_err();
+        assert_eq!((stack.inner().used(), stack.live().len()), before);
+    }
+    // A callback is asked again after one that panicked.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics[0])).unwrap_err();
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { stack.deallocate(block.ptr(), small) };
+    assert_eq!((stack.inner().used(), stack.live().len()), (Bytes::ZERO, 0));
+    drop(stack);
+    world.assert_empty("after panics");
+}
+
+/// A callback that asks the allocator it is of.
+#[test]
+fn a_callback_is_not_called_from_within_itself() {
+    type Retry = RetryAllocator<growspan::SpanAllocator<growspan::DeviceMemory>>;
+    let world = World::sim(card().total(Bytes::mib(16)), DeviceOptions::new());
+    let own: Arc<std::sync::OnceLock<Retry>> = Arc::default();
+    let calls = Arc::new(AtomicU32::new(0));
+    let retry = {
+        let (own, calls) = (Arc::clone(&own), Arc::clone(&calls));
+        RetryAllocator::new(on_device(&world), move |failure| {
+            calls.fetch_add(1, Relaxed);
+            // In vain, and that is all.
+            own.get().unwrap().allocate(layout(64 << 20, 1)).unwrap_err();
+            failure.tries < 3
+        })
+    };
+    own.set(retry.clone()).unwrap();
+    retry.allocate(layout(64 << 20, 1)).unwrap_err();
+    assert_eq!(calls.load(Relaxed), 3);
+}
+
+/// A callback below an arena that asks the arena something: no lock is held that it needs.
+#[test]
+fn an_arena_answers_while_it_waits_for_memory() {
+    type Arena = ArenaAllocator<RetryAllocator<growspan::SpanAllocator<growspan::DeviceMemory>>>;
+    let world = World::sim(card().total(Bytes::mib(16)), DeviceOptions::new());
+    let own: Arc<std::sync::OnceLock<std::sync::Weak<Arena>>> = Arc::default();
+    let answer = Arc::new(AtomicU32::new(0));
+    let retry = {
+        let (own, answer) = (Arc::clone(&own), Arc::clone(&answer));
+        RetryAllocator::new(on_device(&world), move |_| {
+            let arena = own.get().unwrap().upgrade().unwrap();
+            answer.store(arena.taken().get() as u32, Relaxed);
+            false
+        })
+    };
+    let arena = Arc::new(ArenaAllocator::new(retry, Bytes::mib(1)));
+    own.set(Arc::downgrade(&arena)).unwrap();
+    arena.allocate(layout(100, 1)).unwrap();
+    arena.allocate(layout(64 << 20, 1)).unwrap_err();
+    assert_eq!(answer.load(Relaxed), 1 << 20);
+}
+
+/// Hands out parts of one block, from its end on downwards.
+struct Downwards<A: RawAllocator> {
+    inner: A,
+    block: growspan::Block,
+    left: AtomicU32,
+}
+
+// SAFETY: parts of a block that is never given back, each handed out once.
+unsafe impl<A: RawAllocator> RawAllocator for Downwards<A> {
+    fn device(&self) -> &growspan::Device {
+        self.inner.device()
+    }
+
+    fn allocate(&self, layout: core::alloc::Layout) -> growspan::Result<growspan::Block> {
+        let left = self.left.load(Relaxed) as usize - layout.size();
+        let left = left - left % layout.align();
+        self.left.store(left as u32, Relaxed);
+        Ok(growspan::Block::new(self.block.place(left).unwrap(), layout.size()))
+    }
+
+    fn allocate_zeroed(&self, layout: core::alloc::Layout) -> growspan::Result<growspan::Block> {
+        self.allocate(layout)
+    }
+
+    unsafe fn deallocate(&self, _at: core::ptr::NonNull<u8>, _layout: core::alloc::Layout) {}
+
+    unsafe fn grow(
+        &self,
+        _at: core::ptr::NonNull<u8>,
+        _old: core::alloc::Layout,
+        new: core::alloc::Layout,
+    ) -> growspan::Result<growspan::Block> {
+        self.allocate(new)
+    }
+
+    unsafe fn grow_zeroed(
+        &self,
+        _at: core::ptr::NonNull<u8>,
+        _old: core::alloc::Layout,
+        new: core::alloc::Layout,
+    ) -> growspan::Result<growspan::Block> {
+        self.allocate(new)
+    }
+
+    unsafe fn shrink(
+        &self,
+        at: core::ptr::NonNull<u8>,
+        _old: core::alloc::Layout,
+        new: core::alloc::Layout,
+    ) -> growspan::Result<growspan::Block> {
+        Ok(growspan::Block::new(at, new.size()))
+    }
+
+    unsafe fn copy_in(&self, to: core::ptr::NonNull<u8>, from: &[u8]) -> growspan::Result<()> {
+        // SAFETY: the contract is the same.
+        unsafe { self.inner.copy_in(to, from) }
+    }
+
+    unsafe fn copy_out(&self, to: &mut [u8], from: core::ptr::NonNull<u8>) -> growspan::Result<()> {
+        // SAFETY: the contract is the same.
+        unsafe { self.inner.copy_out(to, from) }
+    }
+
+    unsafe fn copy(
+        &self,
+        to: core::ptr::NonNull<u8>,
+        from: core::ptr::NonNull<u8>,
+        bytes: usize,
+    ) -> growspan::Result<()> {
+        // SAFETY: the contract is the same.
+        unsafe { self.inner.copy(to, from, bytes) }
+    }
+
+    unsafe fn clear(&self, at: core::ptr::NonNull<u8>, bytes: usize) -> growspan::Result<()> {
+        // SAFETY: the contract is the same.
+        unsafe { self.inner.clear(at, bytes) }
+    }
+}
+
+/// A piece that has a block of its own ends where the block begins that others are cut from: it does not grow into it.
+#[test]
+fn pieces_of_an_arena_stay_in_their_block() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let spans = on_device(&world);
+    let whole = layout(1 << 20, 4096);
+    let block = spans.allocate(whole).unwrap();
+    let below = Downwards { inner: spans.clone(), block, left: AtomicU32::new(1 << 20) };
+    let arena = ArenaAllocator::new(below, Bytes::kib(64));
+    let first = arena.allocate(layout(256, 1)).unwrap();
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { arena.deallocate(first.ptr(), layout(256, 1)) };
+    let own = arena.allocate(layout(128 << 10, 1)).unwrap();
+    assert_eq!(own.place(128 << 10), Some(first.ptr()), "the one lies before the other");
+    // SAFETY: live, of that layout, and used by nobody.
+    let grown = unsafe { arena.grow(own.ptr(), layout(128 << 10, 1), layout(129 << 10, 1)) }.unwrap();
+    assert_ne!(grown.ptr(), own.ptr());
+    drop(arena);
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { spans.deallocate(block.ptr(), whole) };
+    assert_eq!((block.place(whole.size()).is_some(), block.place(whole.size() + 1)), (true, None));
+    drop(spans);
+    world.assert_empty("after pieces");
+}

@@ -109,9 +109,7 @@ impl<T: Pod, A: RawAllocator> DeviceVec<T, A> {
 
     /// The place of an element; only for one that there is memory for.
     fn place(&self, index: usize) -> Option<NonNull<u8>> {
-        let block = self.block.filter(|_| index < self.capacity)?;
-        // SAFETY: the index is below the capacity, so the place lies in our block.
-        Some(unsafe { block.ptr().add(index * size_of::<T>()) })
+        self.block.filter(|_| index < self.capacity)?.place(index * size_of::<T>())
     }
 
     /// Appends one element. It is a copy of its own: append many at once where you can.

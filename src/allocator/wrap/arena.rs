@@ -11,6 +11,7 @@ use super::reach_through;
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::sys::fork::Process;
 
 /// Takes memory in large blocks and hands it out piece by piece, without taking any of it back before the end: allocating
 /// is to add, giving back does nothing (but for the last piece). All of it goes when the arena is reset or dropped.
@@ -52,15 +53,26 @@ pub struct ArenaAllocator<A: RawAllocator> {
     inner: A,
     /// The size of the blocks it takes, in bytes.
     step: usize,
+    process: Process,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     blocks: Vec<(Block, Layout)>,
-    /// What is left of the last block: from here to there.
+    /// The block that pieces are cut from, and what is left of it: from here to there.
+    start: u64,
     next: u64,
     end: u64,
+}
+
+impl State {
+    /// A piece of what is left, if it is enough.
+    fn carve(&mut self, layout: Layout) -> Option<u64> {
+        let start = self.next.checked_next_multiple_of(layout.align() as u64).filter(|start| *start > 0)?;
+        self.next = start.checked_add(layout.size() as u64).filter(|end| *end <= self.end)?;
+        Some(start)
+    }
 }
 
 /// The alignment of the blocks it takes, in bytes.
@@ -70,7 +82,7 @@ impl<A: RawAllocator> ArenaAllocator<A> {
     /// An arena that takes memory of `inner`, in blocks of `step` or more.
     pub fn new(inner: A, step: Bytes) -> Self {
         let step = usize::try_from(step.get()).unwrap_or(usize::MAX).max(ALIGN);
-        Self { inner, step, state: Mutex::default() }
+        Self { inner, step, process: Process::this(), state: Mutex::default() }
     }
 
     /// The allocator below.
@@ -81,6 +93,9 @@ impl<A: RawAllocator> ArenaAllocator<A> {
     /// How much it has taken.
     #[must_use]
     pub fn taken(&self) -> Bytes {
+        if !self.process.is_this() {
+            return Bytes::ZERO;
+        }
         Bytes::new(self.state.lock().blocks.iter().map(|(block, _)| block.len() as u64).sum())
     }
 
@@ -99,32 +114,40 @@ impl<A: RawAllocator> ArenaAllocator<A> {
         if layout.size() == 0 {
             return Ok(Block::nothing(layout));
         }
-        let (size, align) = (layout.size() as u64, layout.align() as u64);
-        let mut state = self.state.lock();
-        if let Some(start) = state.next.checked_next_multiple_of(align).filter(|_| !state.blocks.is_empty())
-            && let Some(end) = start.checked_add(size).filter(|end| *end <= state.end)
-        {
-            state.next = end;
+        self.process.check()?;
+        if let Some(start) = self.state.lock().carve(layout) {
             return place(start, layout);
         }
         let bytes = layout.size().max(self.step);
         let whole = Layout::from_size_align(bytes, layout.align().max(ALIGN));
+        let size = layout.size() as u64;
         let whole = whole.map_err(|_| Error::Overflow { what: "a block", count: size, size: 1 })?;
+        // Not under the lock: the allocator below may ask somebody who asks this arena something.
         let block = self.inner.allocate(whole)?;
         let start = block.device_ptr();
+        let mut state = self.state.lock();
         state.blocks.push((block, whole));
         // What was left of the block before is not used any more, unless this one is full at once.
         if bytes as u64 - size >= state.end - state.next {
-            (state.next, state.end) = (start + size, start + bytes as u64);
+            *state = State {
+                blocks: core::mem::take(&mut state.blocks),
+                start,
+                next: start + size,
+                end: start + bytes as u64,
+            };
         }
         place(start, layout)
     }
 
     /// Makes a piece larger or smaller if it is the last. False if it is not, or there is no room.
     fn resize_last(&self, at: NonNull<u8>, old: usize, new: usize) -> bool {
+        if !self.process.is_this() {
+            return false;
+        }
         let start = address_of(at);
         let mut state = self.state.lock();
-        let is_last = old > 0 && start + old as u64 == state.next;
+        // A piece with a block of its own may lie just before this one.
+        let is_last = old > 0 && start >= state.start && start + old as u64 == state.next;
         match start.checked_add(new as u64).filter(|end| is_last && *end <= state.end) {
             Some(end) => {
                 state.next = end;
@@ -184,10 +207,8 @@ unsafe impl<A: RawAllocator> RawAllocator for ArenaAllocator<A> {
         // SAFETY: the contract is the same.
         let block = unsafe { self.larger(at, old, new) }?;
         let added = new.size() - old.size();
-        if added > 0 {
-            // SAFETY: the piece has `new.size()` bytes, of which these are the last.
-            let rest = unsafe { block.ptr().add(old.size()) };
-            // SAFETY: it is live, and the caller's.
+        if let Some(rest) = block.place(old.size()).filter(|_| added > 0) {
+            // SAFETY: these are the last of the `new.size()` bytes of a live piece that is the caller's.
             unsafe { self.inner.clear(rest, added) }?;
         }
         Ok(block)

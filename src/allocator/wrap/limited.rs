@@ -75,11 +75,26 @@ impl<A> LimitedAllocator<A> {
             let (asked, used, limit) = (Bytes::new(bytes), Bytes::new(used), Bytes::new(limit));
             return Err(Error::OverLimit { asked, used, limit });
         }
-        act().inspect_err(|_| self.refund(bytes))
+        let charge = Charge { shared: &self.shared, bytes };
+        let done = act()?;
+        core::mem::forget(charge);
+        Ok(done)
     }
 
-    fn refund(&self, bytes: u64) {
-        self.shared.used.fetch_sub(bytes, Relaxed);
+    fn refund(&self, bytes: usize) {
+        drop(Charge { shared: &self.shared, bytes: bytes as u64 });
+    }
+}
+
+/// What is given back when it is dropped: also where the allocator below, or a callback in it, panics.
+struct Charge<'a> {
+    shared: &'a Shared,
+    bytes: u64,
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.shared.used.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -96,7 +111,7 @@ unsafe impl<A: RawAllocator> RawAllocator for LimitedAllocator<A> {
     unsafe fn deallocate(&self, at: NonNull<u8>, layout: Layout) {
         // SAFETY: the contract is the same.
         unsafe { self.inner.deallocate(at, layout) };
-        self.refund(layout.size() as u64);
+        self.refund(layout.size());
     }
 
     unsafe fn grow(&self, at: NonNull<u8>, old: Layout, new: Layout) -> Result<Block> {
@@ -112,7 +127,7 @@ unsafe impl<A: RawAllocator> RawAllocator for LimitedAllocator<A> {
     unsafe fn shrink(&self, at: NonNull<u8>, old: Layout, new: Layout) -> Result<Block> {
         // SAFETY: the contract is the same.
         let shrunk = unsafe { self.inner.shrink(at, old, new) }?;
-        self.refund((old.size() - new.size()) as u64);
+        self.refund(old.size() - new.size());
         Ok(shrunk)
     }
 

@@ -1,6 +1,7 @@
 //! A second chance: somebody frees something, and it is tried once more.
 
 use core::alloc::Layout;
+use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
 use std::sync::Arc;
@@ -26,7 +27,9 @@ pub struct Failure<'a> {
 /// Asks a callback when memory runs out: it frees what it can and says whether to try again.
 ///
 /// It is called for shortages ([`Error::OutOfMemory`], [`Error::OutOfFiles`], [`Error::OutOfMaps`],
-/// [`Error::OverLimit`]) and for no other error. It may use the allocator itself, to free blocks or to trim it.
+/// [`Error::OverLimit`]) and for no other error. It may use the allocator itself, to free blocks or to trim it; a request
+/// that it makes and that fails is not tried again, so that it is never called from within itself. If it panics, the panic
+/// goes to whoever asked, and all books are as before.
 ///
 /// ```
 /// use core::alloc::Layout;
@@ -73,16 +76,32 @@ impl<A> RetryAllocator<A> {
                 Ok(block) => return Ok(block),
                 Err(error) => error,
             };
-            let short = matches!(
-                error,
-                Error::OutOfMemory(_) | Error::OutOfFiles(_) | Error::OutOfMaps(_) | Error::OverLimit { .. }
-            );
+            let short = error.is_shortage() || matches!(error, Error::OverLimit { .. });
+            let Some(_calling) = Calling::begin().filter(|_| short) else { return Err(error) };
             tries = tries.saturating_add(1);
             let failure = Failure { asked: Bytes::new(asked as u64), tries, error: &error };
-            if !short || !(self.callback)(failure) {
+            if !(self.callback)(failure) {
                 return Err(error);
             }
         }
+    }
+}
+
+/// While it lives, this thread is in a callback.
+struct Calling;
+
+thread_local! { static CALLING: Cell<bool> = const { Cell::new(false) } }
+
+impl Calling {
+    /// None if this thread is in one already.
+    fn begin() -> Option<Self> {
+        (!CALLING.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        CALLING.set(false);
     }
 }
 

@@ -7,13 +7,14 @@ use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::super::{Block, PointerAllocator, RawAllocator};
+use super::super::{Block, PointerAllocator, RawAllocator, address_of};
 use super::reach_through;
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::error::Result;
+use crate::sys::fork::Process;
 
 /// Keeps a list of all live blocks, each with a name, its size, and on request where it was asked for. What is left when
 /// the last handle is dropped goes to the log.
@@ -43,6 +44,7 @@ pub struct TrackingAllocator<A> {
 
 #[derive(Debug)]
 struct Book {
+    process: Process,
     backtraces: bool,
     live: Mutex<BTreeMap<u64, LiveBlock>>,
 }
@@ -83,7 +85,7 @@ impl<A> TrackingAllocator<A> {
     }
 
     fn over(inner: A, backtraces: bool) -> Self {
-        let book = Book { backtraces, live: Mutex::default() };
+        let book = Book { process: Process::this(), backtraces, live: Mutex::default() };
         Self { inner, name: Arc::from("unnamed"), book: Arc::new(book) }
     }
 
@@ -104,14 +106,14 @@ impl<A> TrackingAllocator<A> {
     /// All live blocks, by address.
     #[must_use]
     pub fn live(&self) -> Vec<LiveBlock> {
-        self.book.live.lock().values().cloned().collect()
+        self.book.entries().map_or(Vec::new(), |live| live.values().cloned().collect())
     }
 
     /// What each name holds: how many blocks, and how much, the most first.
     #[must_use]
     pub fn by_name(&self) -> Vec<(Arc<str>, usize, Bytes)> {
         let mut sums: BTreeMap<Arc<str>, (usize, u64)> = BTreeMap::new();
-        for block in self.book.live.lock().values() {
+        for block in self.book.entries().iter().flat_map(|live| live.values()) {
             let sum = sums.entry(Arc::clone(&block.name)).or_default();
             *sum = (sum.0 + 1, sum.1 + block.bytes.get());
         }
@@ -136,32 +138,49 @@ impl<A> TrackingAllocator<A> {
         if layout.size() == 0 {
             return None;
         }
-        self.book.live.lock().remove(&super::super::address_of(at))
+        self.book.entries()?.remove(&address_of(at))
     }
 
     /// Changes a block, which keeps its name. Its entry is taken out meanwhile: once the allocator below has the old
     /// address back, another thread may get it.
     fn change(&self, at: NonNull<u8>, old: Layout, new: Layout, act: impl FnOnce() -> Result<Block>) -> Result<Block> {
-        let known = self.forget(at, old);
-        let result = act();
-        match (known, &result) {
-            (Some(known), Err(_)) => {
-                self.book.live.lock().insert(known.device_ptr, known);
-            }
-            (Some(mut known), Ok(block)) if new.size() > 0 => {
-                (known.device_ptr, known.bytes) = (block.device_ptr(), Bytes::new(new.size() as u64));
-                self.book.live.lock().insert(known.device_ptr, known);
-            }
-            (None, Ok(block)) => self.note(*block, new),
-            _ => {}
+        let mut entry = Entry { book: &self.book, block: self.forget(at, old) };
+        let block = act()?;
+        match &mut entry.block {
+            Some(known) => (known.device_ptr, known.bytes) = (block.device_ptr(), Bytes::new(new.size() as u64)),
+            None => self.note(block, new),
         }
-        result
+        Ok(block)
+    }
+}
+
+/// An entry that is put into the list when this is dropped: as it was where the allocator below failed, or panicked.
+struct Entry<'a> {
+    book: &'a Book,
+    block: Option<LiveBlock>,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        // A block of size zero is nowhere.
+        if let Some(block) = self.block.take().filter(|block| !block.bytes.is_zero()) {
+            self.book.live.lock().insert(block.device_ptr, block);
+        }
+    }
+}
+
+impl Book {
+    /// The list; none in a forked child, where another thread may have held its lock.
+    fn entries(&self) -> Option<MutexGuard<'_, BTreeMap<u64, LiveBlock>>> {
+        self.process.is_this().then(|| self.live.lock())
     }
 }
 
 impl Drop for Book {
     fn drop(&mut self) {
-        for block in self.live.get_mut().values() {
+        // A child has the parent's blocks, whose memory it does not have.
+        let live = self.live.get_mut().values().filter(|_| self.process.is_this());
+        for block in live {
             tracing::warn!(bytes = %block.bytes, name = %block.name, backtrace = ?block.backtrace, "a block was never given back");
         }
     }
