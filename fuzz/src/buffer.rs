@@ -217,7 +217,7 @@ impl<T: Pod + Send> Slot<T> {
                     self.policy = reserve.policy();
                     self.owes.background |= self.policy != AheadPolicy::Off;
                 }
-                Done::of(result, true)
+                Done::of(result, true).which(Effect::Flushes)
             }
             BufferOp::FlushAhead => {
                 let there = buffer.stats().bytes_ahead;
@@ -228,7 +228,7 @@ impl<T: Pod + Send> Slot<T> {
                     assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO);
                     assert!(env.card.races || *flushed == there, "{flushed} flushed of {there}");
                 }
-                Done::of(result, true)
+                Done::of(result, true).which(Effect::Flushes)
             }
             BufferOp::Coalesce(how) => {
                 let before = buffer.chunks().len();
@@ -290,7 +290,11 @@ impl Owes {
     /// An operation of the buffer is over; whether it left committed memory.
     pub(crate) fn hear(&mut self, done: &Done, grown: bool) {
         let said = matches!(done.error, Some(Error::Ahead { .. }));
-        assert!(!said || self.may, "an error of the background that it has not met: {:?}", done.error);
+        assert!(
+            !said || self.may || done.is_of_a_lost_device(),
+            "an error of the background that it has not met: {:?}",
+            done.error
+        );
         assert!(said || !(self.must && grown), "an error of the background was kept quiet");
         if said {
             (self.may, self.must) = (false, false);

@@ -58,7 +58,10 @@ impl LoanSlot {
                 let (bytes, got) = (loan.bytes().get(), is.borrower - was.borrower);
                 // What was mapped ahead in the same chunk counts from now on, where chunks have any size.
                 assert!(got == bytes || env.card.is_exact() && got > bytes, "{loan:?}: {was:?}, {is:?}");
-                assert!(bytes == 0 || was.lender - is.lender <= bytes, "all it gave up was lent: {loan:?}: {was:?}, {is:?}");
+                assert!(
+                    bytes == 0 || was.lender - is.lender <= bytes,
+                    "all it gave up was lent: {loan:?}: {was:?}, {is:?}"
+                );
                 assert_eq!(bytes == 0, loan.chunks() == 0, "{loan:?}");
                 let at = is.borrower - bytes;
                 self.0 = Some(Lent { loan, lender: which, at, stale: false });
@@ -133,7 +136,8 @@ impl Done {
     /// Whether it may be that the chunks do not fit.
     fn lends(mut self, env: &Env, was: Both) -> Self {
         let short = was.room < was.lender.max(was.borrower);
-        if matches!(self.error, Some(Error::NotLent { .. })) && (short || env.card.is_uniform() || env.is_contiguous()) {
+        if matches!(self.error, Some(Error::NotLent { .. })) && (short || env.card.is_uniform() || env.is_contiguous())
+        {
             self.valid = false;
         }
         self

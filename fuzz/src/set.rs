@@ -158,12 +158,16 @@ impl SetSlot {
                 if result.is_ok() {
                     self.policy = reserve.policy();
                 }
-                Done::of(result, true)
+                Done::of(result, true).which(Effect::Flushes)
             }
         };
         if matches!(done.error, Some(Error::Ahead { .. })) {
-            assert!(self.owes > 0, "an error of the background that it has not met: {:?}", done.error);
-            self.owes -= 1;
+            assert!(
+                self.owes > 0 || done.is_of_a_lost_device(),
+                "an error of the background that it has not met: {:?}",
+                done.error
+            );
+            self.owes = self.owes.saturating_sub(1);
         }
         self.follow(if done.error.is_none() { wanted } else { rows }, &done);
         done

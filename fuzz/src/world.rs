@@ -49,6 +49,8 @@ pub(crate) enum Effect {
     Shrinks,
     /// The same, and lengths fall in any case, whatever could be given up.
     Empties,
+    /// Less ahead, and nothing else.
+    Flushes,
 }
 
 impl Done {
@@ -58,6 +60,11 @@ impl Done {
 
     pub(crate) fn of<T>(result: Result<T, Error>, valid: bool) -> Self {
         Self { error: result.err(), valid, effect: Effect::Nothing }
+    }
+
+    /// Whether the background met a device that had been lost, which takes no strike.
+    pub(crate) fn is_of_a_lost_device(&self) -> bool {
+        matches!(&self.error, Some(Error::Ahead { source, .. }) if matches!(**source, Error::DeviceLost(_)))
     }
 
     pub(crate) fn which(mut self, effect: Effect) -> Self {
@@ -197,7 +204,8 @@ impl World {
         if strikes.is_empty() {
             return;
         }
-        let alone = [self.a.maps_ahead(), self.b.maps_ahead(), self.set.maps_ahead()] .iter().filter(|it| **it).count() == 1;
+        let alone =
+            [self.a.maps_ahead(), self.b.maps_ahead(), self.set.maps_ahead()].iter().filter(|it| **it).count() == 1;
         let kind = step.fault.as_ref().map(|fault| &fault.kind);
         // Nobody is told that something is short.
         let said = matches!(kind, Some(Kind::Usual | Kind::NotSupported));
@@ -261,7 +269,8 @@ impl World {
             Error::BeyondMax { .. } | Error::ShrinkAboveLen { .. } | Error::OutOfBounds { .. } => !done.valid,
             Error::Overflow { .. } | Error::ChunkSize { .. } | Error::ZeroLength { .. } => !done.valid,
             Error::FallbackFull { .. } => card.has_capacity() && self.env.device.verdict().mode() == Mode::Contiguous,
-            Error::NotLent { .. } => !done.valid,
+            // What got stuck at the borrower costs it addresses.
+            Error::NotLent { .. } => !done.valid || self.spoiled,
             // Whether it has met one is the buffer's to know.
             Error::Ahead { source, .. } => !matches!(**source, Error::Ahead { .. }),
             Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
