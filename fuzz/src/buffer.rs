@@ -1,7 +1,7 @@
 //! One buffer and what is done with it.
 
 use bytemuck::Pod;
-use growspan::{Error, Fallback, GrowableBuffer, Mode, Quiesce, Shrunk};
+use growspan::{AheadPolicy, Bytes, Error, Fallback, GrowableBuffer, Mode, Quiesce, Shrunk};
 
 use crate::card::GRANULE;
 use crate::case::{BufferOp, How};
@@ -11,17 +11,33 @@ use crate::world::{Done, Effect, Env, seen};
 /// A place for a buffer.
 pub(crate) struct Slot<T> {
     max_len: usize,
-    buffer: Option<GrowableBuffer<T>>,
+    pub(crate) buffer: Option<GrowableBuffer<T>>,
     model: Model,
+    pub(crate) owes: Owes,
+    policy: AheadPolicy,
+}
+
+/// What the background has met of errors, and a growth has yet to say.
+#[derive(Default)]
+pub(crate) struct Owes {
+    /// Whether memory is or was mapped ahead.
+    pub(crate) background: bool,
+    /// One may be said.
+    pub(crate) may: bool,
+    /// One must be said, by the next growth that leaves committed memory.
+    pub(crate) must: bool,
 }
 
 impl<T: Pod + Send> Slot<T> {
     pub(crate) fn new(max_len: usize) -> Self {
-        Self { max_len, buffer: None, model: Model::default() }
+        let (model, owes, policy) = (Model::default(), Owes::default(), AheadPolicy::Off);
+        Self { max_len, buffer: None, model, owes, policy }
     }
 
     pub(crate) fn build(&mut self, env: &Env) -> Done {
         self.model = Model::default();
+        self.policy = env.card.ahead.policy();
+        self.owes = Owes { background: self.policy != AheadPolicy::Off, ..Owes::default() };
         let built = GrowableBuffer::builder(&env.device).max_len(self.max_len).fallback(env.card.fallback()).build();
         let refuses = env.card.fallback() == Fallback::Refuse && env.device.verdict().mode() == Mode::Contiguous;
         Done::of(built.map(|buffer| self.buffer = Some(buffer)), !refuses && !env.card.has_no_capacity())
@@ -31,9 +47,35 @@ impl<T: Pod + Send> Slot<T> {
         seen(self.buffer.as_ref())
     }
 
-    pub(crate) fn check(&self) {
+    pub(crate) fn check(&self, within: bool) {
         if let Some(buffer) = &self.buffer {
-            self.model.check(buffer);
+            self.model.check(buffer, within);
+        }
+    }
+
+    /// What is there for growth to come.
+    pub(crate) fn ahead(&self) -> Bytes {
+        self.buffer.as_ref().map_or(Bytes::ZERO, |buffer| buffer.stats().bytes_ahead)
+    }
+
+    /// Whether memory is to be mapped ahead.
+    pub(crate) fn maps_ahead(&self) -> bool {
+        self.policy != AheadPolicy::Off && self.buffer.as_ref().is_some_and(|buffer| buffer.mode() == Mode::Virtual)
+    }
+
+    /// That as much is there as was asked for just now, where nothing stood in the way.
+    pub(crate) fn check_reach(&self) {
+        let Some(buffer) = self.buffer.as_ref().filter(|_| self.maps_ahead()) else { return };
+        let (stats, len) = (buffer.stats(), buffer.len() as u64 * size_of::<T>() as u64);
+        let target = match self.policy {
+            AheadPolicy::Bytes(bytes) => bytes.get(),
+            AheadPolicy::Percent(percent) => len.saturating_mul(percent.into()) / 100,
+            _ => 0,
+        };
+        if stats.retiring == 0 {
+            let wanted = len.saturating_add(target.max(GRANULE)).min(stats.bytes_reserved.get());
+            let there = stats.bytes_committed.get() + stats.bytes_ahead.get();
+            assert!(there >= wanted, "{wanted} bytes should be there: {stats:?}, {:?}", self.policy);
         }
     }
 
@@ -50,11 +92,13 @@ impl<T: Pod + Send> Slot<T> {
             return if matches!(op, BufferOp::Cycle) { self.build(env) } else { Done::ok() };
         };
         let (len, max_len, size) = (buffer.len(), buffer.max_len(), size_of::<T>());
+        let committed = buffer.committed().get();
         let model = &mut self.model;
         let done = match *op {
             BufferOp::Cycle => {
                 let closed = self.buffer.take().map_or(Ok(()), GrowableBuffer::close);
                 self.model = Model::default();
+                self.owes = Owes::default();
                 // Closing ends a buffer, whatever it says.
                 return match closed {
                     Err(Error::NotReturned { .. }) | Ok(()) => Done::ok(),
@@ -167,31 +211,94 @@ impl<T: Pod + Send> Slot<T> {
                 }
                 Done::ok()
             }
+            BufferOp::GrowAhead(reserve) => {
+                let result = buffer.grow_ahead(reserve.policy());
+                if result.is_ok() {
+                    self.policy = reserve.policy();
+                    self.owes.background |= self.policy != AheadPolicy::Off;
+                }
+                Done::of(result, true).which(Effect::Flushes)
+            }
+            BufferOp::FlushAhead => {
+                let there = buffer.stats().bytes_ahead;
+                let result = buffer.flush_ahead();
+                if let Ok(flushed) = &result
+                    && !env.card.is_exact()
+                {
+                    assert_eq!(buffer.stats().bytes_ahead, Bytes::ZERO);
+                    assert!(env.card.races || *flushed == there, "{flushed} flushed of {there}");
+                }
+                Done::of(result, true).which(Effect::Flushes)
+            }
+            BufferOp::Coalesce(how) => {
+                let before = buffer.chunks().len();
+                let result = quiesce(env, how).and_then(|quiesce| buffer.coalesce(quiesce));
+                if let Ok(coalesced) = &result {
+                    assert_eq!((coalesced.before, coalesced.after), (before, buffer.chunks().len()), "{coalesced:?}");
+                    assert!(coalesced.after <= before && coalesced.copied.get() <= committed, "{coalesced:?}");
+                }
+                Done::of(result, true).which(Effect::Shrinks)
+            }
         };
+        let grown = done.effect == Effect::Grows && done.valid && (self.asked(len, op) * size) as u64 > committed;
+        self.owes.hear(&done, grown);
         // Where it grew, the new elements hold anything; where a shrink could not be undone, the length has fallen.
         self.settle(len, op, done)
     }
 
+    /// The length that a growth asks for.
+    fn asked(&self, was: usize, op: &BufferOp) -> usize {
+        let Some(buffer) = &self.buffer else { return 0 };
+        let max_len = buffer.max_len();
+        match op {
+            BufferOp::GrowTo(to) | BufferOp::GrowZeroed(to) => was.max(to.within(max_len)),
+            BufferOp::GrowBy(more) => was.saturating_add(more.within(max_len)),
+            BufferOp::Append { elements, .. } => was + many(*elements),
+            BufferOp::Push(_) => was + 1,
+            _ => was,
+        }
+    }
+
     /// Checks the length against what was asked, and lets the model follow.
     fn settle(&mut self, was: usize, op: &BufferOp, done: Done) -> Done {
-        let Some(buffer) = &self.buffer else { return done };
-        let (len, max_len) = (buffer.len(), buffer.max_len());
-        let wanted = match (op, &done.error) {
+        let wanted = match op {
+            BufferOp::Truncate(to) => was.min(to.within(self.max_len)),
+            BufferOp::ShrinkTo(to, _) | BufferOp::ShrinkExact(to, _) => to.within(was),
+            _ => self.asked(was, op),
+        };
+        self.follow(was, wanted, &done, op);
+        done
+    }
+
+    /// Checks the length against what it was and what it is to be if it went well, and lets the model follow.
+    pub(crate) fn follow(&mut self, was: usize, wanted: usize, done: &Done, op: &dyn core::fmt::Debug) {
+        let Some(buffer) = &self.buffer else { return };
+        let len = buffer.len();
+        let wanted = match &done.error {
             // To what is still mapped, where not even undoing a shrink succeeded; a growth never costs any.
-            (_, Some(Error::Rollback { .. })) if done.effect == Effect::Shrinks => was.min(buffer.capacity()),
-            (_, Some(Error::DeviceLost(_))) => len.min(was),
-            (_, Some(_)) => was,
-            (BufferOp::GrowTo(to) | BufferOp::GrowZeroed(to), None) => was.max(to.within(max_len)),
-            (BufferOp::GrowBy(more), None) => was + more.within(max_len),
-            (BufferOp::Append { elements, .. }, None) => was + many(*elements),
-            (BufferOp::Push(_), None) => was + 1,
-            (BufferOp::Truncate(to), None) => was.min(to.within(max_len)),
-            (BufferOp::ShrinkTo(to, _) | BufferOp::ShrinkExact(to, _), None) => to.within(was),
-            _ => was,
+            Some(Error::Rollback { .. }) if done.effect == Effect::Shrinks => was.min(buffer.capacity()),
+            Some(Error::DeviceLost(_)) => len.min(was),
+            Some(_) => was,
+            None => wanted,
         };
         assert_eq!(len, wanted, "the length after {op:?}, which ended with {:?}", done.error);
         self.model.resize(len * size_of::<T>());
-        done
+    }
+}
+
+impl Owes {
+    /// An operation of the buffer is over; whether it left committed memory.
+    pub(crate) fn hear(&mut self, done: &Done, grown: bool) {
+        let said = matches!(done.error, Some(Error::Ahead { .. }));
+        assert!(
+            !said || self.may || done.is_of_a_lost_device(),
+            "an error of the background that it has not met: {:?}",
+            done.error
+        );
+        assert!(said || !(self.must && grown), "an error of the background was kept quiet");
+        if said {
+            (self.may, self.must) = (false, false);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use growspan::driver::CheckForm;
 use growspan::driver::sim::{Personality, SimDriver};
 use growspan::{Bytes, DeviceOptions, Fallback, Sizing};
 
-use crate::case::Fault;
+use crate::case::{Fault, Reserve};
 
 /// Small, so that whole buffers can be compared at each step.
 pub(crate) const GRANULE: u64 = 4096;
@@ -24,6 +24,12 @@ pub(crate) struct Card {
     contiguous: [bool; 3],
     /// Driver calls that fail during the check.
     pub(crate) check_fault: Option<Fault>,
+    /// What buffers keep mapped ahead from the beginning.
+    pub(crate) ahead: Reserve,
+    /// Mapping does not go well beside kernels: the background only makes chunks.
+    prepares_only: bool,
+    /// The background is not waited for after each step, and works beside the next.
+    pub(crate) races: bool,
 }
 
 /// What the runtime does otherwise.
@@ -65,7 +71,18 @@ impl Card {
     #[cfg(test)]
     pub(crate) fn sound() -> Self {
         let (runtime, fallback, sizing) = (Runtime::Sound, Fall::Upfront, Rule::Ladder);
-        Self { runtime, fallback, sizing, granules: 255, keep: 255, contiguous: [false; 3], check_fault: None }
+        Self {
+            runtime,
+            fallback,
+            sizing,
+            granules: 255,
+            keep: 255,
+            contiguous: [false; 3],
+            check_fault: None,
+            ahead: Reserve::Off,
+            prepares_only: false,
+            races: false,
+        }
     }
 
     pub(crate) fn sim(&self) -> SimDriver {
@@ -79,7 +96,11 @@ impl Card {
         };
         let (sim, granule) = (SimDriver::builder(), Bytes::new(GRANULE));
         let sim = sim.granularity(granule).total(total).check(CheckForm::Cheap).ledger(0);
-        let sim = sim.info(|info| info.wants_2_mib = false);
+        let prepares_only = self.prepares_only;
+        let sim = sim.info(move |info| {
+            info.wants_2_mib = false;
+            info.quirks.map_beside_kernels = !prepares_only;
+        });
         let uniform = |sim: growspan::driver::sim::SimOptions| {
             sim.personality(Personality::UniformChunksOnly).info(|info| info.quirks.uniform_chunks_only = true)
         };
@@ -109,7 +130,7 @@ impl Card {
         let keep = if self.keep > 128 { Bytes::gib(1) } else { Bytes::new(GRANULE * u64::from(self.keep)) };
         // The arena is what the process may hold, so that a small limit of files is not a reason to be off.
         let options = DeviceOptions::new().pool_keep(keep).arena(Bytes::new(GRANULE * 16)).sizing(self.sizing());
-        options.span(Bytes::mib(1)).contiguous(self.contiguous == [true; 3])
+        options.span(Bytes::mib(1)).contiguous(self.contiguous == [true; 3]).ahead(self.ahead.policy())
     }
 
     fn sizing(&self) -> Sizing {
@@ -150,7 +171,18 @@ impl Card {
         !self.has_plenty() || self.limits_files()
     }
 
-    fn has_plenty(&self) -> bool {
+    /// Whether chunks may be larger than the ladder has them where they lie, so that what is committed ends within one.
+    pub(crate) fn is_exact(&self) -> bool {
+        matches!(self.sizing, Rule::Exact)
+    }
+
+    /// Whether a span may take chunks of one size only.
+    pub(crate) fn is_uniform(&self) -> bool {
+        let one_size = matches!(self.runtime, Runtime::UniformChunksOnly | Runtime::UniformWithOpenFiles { .. });
+        one_size || matches!(self.sizing, Rule::Uniform { .. })
+    }
+
+    pub(crate) fn has_plenty(&self) -> bool {
         self.granules > 200
     }
 

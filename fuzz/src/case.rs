@@ -3,8 +3,9 @@
 use arbitrary::Arbitrary;
 use growspan::driver::fault::FaultPlan;
 use growspan::driver::{Call, DriverErrorKind};
+use growspan::{AheadPolicy, Bytes};
 
-use crate::card::Card;
+use crate::card::{Card, GRANULE};
 
 /// Longer cases find nothing that two shorter ones do not.
 pub(crate) const MOST_STEPS: usize = 48;
@@ -49,6 +50,10 @@ pub(crate) enum Op {
     Finish,
     /// The device is lost. Rare: little is left to be tried after it.
     Lose([bool; 4]),
+    Loan(LoanOp),
+    /// Everything that waits for events that have passed is given up.
+    Drain,
+    Synchronize,
 }
 
 impl Op {
@@ -66,7 +71,8 @@ impl Op {
             Self::Buffer(Which::A, _) => place == 0,
             Self::Buffer(Which::B, _) => place == 1,
             Self::Set(_) => place >= 2,
-            Self::Pool(_) | Self::Others(_) | Self::Finish | Self::Lose(_) => false,
+            Self::Loan(_) => place < 2,
+            Self::Pool(_) | Self::Others(_) | Self::Finish | Self::Lose(_) | Self::Drain | Self::Synchronize => false,
         }
     }
 }
@@ -107,6 +113,46 @@ pub(crate) enum BufferOp {
         from: Place,
         to: Place,
     },
+    GrowAhead(Reserve),
+    FlushAhead,
+    Coalesce(How),
+}
+
+/// How much is kept mapped ahead.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub(crate) enum Reserve {
+    Off,
+    Granules(u8),
+    Percent(u8),
+    /// More than there can be.
+    Bytes(u64),
+}
+
+impl Reserve {
+    pub(crate) fn policy(self) -> AheadPolicy {
+        match self {
+            Self::Off => AheadPolicy::Off,
+            Self::Granules(granules) => AheadPolicy::Bytes(Bytes::new(GRANULE * u64::from(granules % 16))),
+            // The last ones reach far beyond any length.
+            Self::Percent(percent) => AheadPolicy::Percent(u32::from(percent).pow(1 + u32::from(percent > 250) * 3)),
+            Self::Bytes(bytes) => AheadPolicy::Bytes(Bytes::new(bytes)),
+        }
+    }
+}
+
+/// Chunks between A and B. There is one loan at a time; another one takes its place.
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum LoanOp {
+    Lend {
+        lender: Which,
+        to: Place,
+        how: How,
+    },
+    GiveBack {
+        how: How,
+        /// To each other, which the loan was not made for.
+        swapped: bool,
+    },
 }
 
 #[derive(Arbitrary, Clone, Debug)]
@@ -116,6 +162,7 @@ pub(crate) enum SetOp {
     Truncate(Place),
     ShrinkTo(Place, How),
     Write { row: Place, seed: u8 },
+    GrowAhead(Reserve),
 }
 
 #[derive(Arbitrary, Clone, Debug)]
@@ -131,6 +178,17 @@ pub(crate) enum PoolOp {
     },
     Keep {
         granules: u8,
+    },
+    Policy {
+        keep: Option<u8>,
+        marks: Option<(u8, u8)>,
+        age: Option<bool>,
+    },
+    AgeOut,
+    Prewarm {
+        granules: u8,
+        /// None for a span.
+        count: Option<u8>,
     },
 }
 

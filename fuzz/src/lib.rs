@@ -15,7 +15,9 @@
 mod buffer;
 mod card;
 mod case;
+mod loan;
 mod model;
+mod pool;
 mod set;
 #[cfg(test)]
 mod tests;

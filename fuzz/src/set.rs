@@ -1,6 +1,6 @@
 //! A set of two buffers, which grow and shrink as one.
 
-use growspan::{BufferSet, Error, GrowableBuffer, Member};
+use growspan::{AheadPolicy, BufferSet, Error, GrowableBuffer, Member, Mode};
 
 use crate::buffer::{check_left, quiesce};
 use crate::case::SetOp;
@@ -21,15 +21,23 @@ pub(crate) struct SetSlot {
     /// A member lost its end.
     torn: bool,
     models: [Model; 2],
+    policy: AheadPolicy,
+    /// Whether memory is or was mapped ahead.
+    background: bool,
+    /// How many errors of the background may be said.
+    owes: u8,
 }
 
 impl SetSlot {
     pub(crate) fn new() -> Self {
-        Self { set: BufferSet::new(), members: None, rows: 0, torn: false, models: Default::default() }
+        let (models, policy) = (Default::default(), AheadPolicy::Off);
+        Self { set: BufferSet::new(), members: None, rows: 0, torn: false, models, policy, background: false, owes: 0 }
     }
 
     pub(crate) fn build(&mut self, env: &Env) -> Done {
         let fallback = env.card.fallback();
+        self.policy = env.card.ahead.policy();
+        self.background = self.policy != AheadPolicy::Off;
         let wide = GrowableBuffer::<u16>::builder(&env.device).max_len(ROWS * WIDE).fallback(fallback);
         let narrow = GrowableBuffer::<u8>::builder(&env.device).max_len(ROWS * NARROW).fallback(fallback);
         let both = wide.build().and_then(|wide| Ok((wide, narrow.build()?)));
@@ -52,10 +60,10 @@ impl SetSlot {
         [seen(self.both().map(|both| both.0)), seen(self.both().map(|both| both.1))]
     }
 
-    pub(crate) fn check(&self) {
+    pub(crate) fn check(&self, within: bool) {
         if let Some((wide, narrow)) = self.both() {
-            self.models[0].check(wide);
-            self.models[1].check(narrow);
+            self.models[0].check(wide, within);
+            self.models[1].check(narrow, within);
             let rows = self.set.rows();
             let (wides, narrows) = (wide.len(), narrow.len());
             if self.torn {
@@ -66,6 +74,22 @@ impl SetSlot {
             }
             assert_eq!(self.set.committed().get(), wide.committed().get() + narrow.committed().get());
         }
+    }
+
+    /// What is there for growth to come.
+    pub(crate) fn ahead(&self) -> u64 {
+        let both = self.both().map(|(wide, narrow)| [wide.stats().bytes_ahead, narrow.stats().bytes_ahead]);
+        both.into_iter().flatten().map(growspan::Bytes::get).sum()
+    }
+
+    /// Whether memory is to be mapped ahead.
+    pub(crate) fn maps_ahead(&self) -> bool {
+        self.policy != AheadPolicy::Off && self.both().is_some_and(|(wide, _)| wide.mode() == Mode::Virtual)
+    }
+
+    /// The background may have met errors, of each member one.
+    pub(crate) fn owe(&mut self) {
+        self.owes = if self.background { 2 } else { 0 };
     }
 
     pub(crate) fn end(&mut self) {
@@ -127,7 +151,24 @@ impl SetSlot {
                 });
                 Done::of(result, inside || self.torn)
             }
+            SetOp::GrowAhead(reserve) => {
+                let result = self.set.grow_ahead(reserve.policy());
+                // One member may have it and the other not.
+                self.background |= reserve.policy() != AheadPolicy::Off;
+                if result.is_ok() {
+                    self.policy = reserve.policy();
+                }
+                Done::of(result, true).which(Effect::Flushes)
+            }
         };
+        if matches!(done.error, Some(Error::Ahead { .. })) {
+            assert!(
+                self.owes > 0 || done.is_of_a_lost_device(),
+                "an error of the background that it has not met: {:?}",
+                done.error
+            );
+            self.owes = self.owes.saturating_sub(1);
+        }
         self.follow(if done.error.is_none() { wanted } else { rows }, &done);
         done
     }

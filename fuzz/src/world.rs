@@ -7,9 +7,10 @@ use growspan::driver::fault::{FaultControl, FaultPlan, Faulty, Strike};
 use growspan::driver::sim::SimDriver;
 use growspan::{Chunk, Device, Error, Event, GrowableBuffer, Mode, Snapshot};
 
-use crate::buffer::Slot;
+use crate::buffer::{Owes, Slot};
 use crate::card::{Card, GRANULE, HELD};
-use crate::case::{Ending, Fault, Op, PoolOp, Step, Which};
+use crate::case::{BufferOp, Ending, Fault, Kind, Op, Step, Which};
+use crate::loan::LoanSlot;
 use crate::model::Seen;
 use crate::set::SetSlot;
 
@@ -21,6 +22,12 @@ pub(crate) struct Env {
     pub(crate) stream: RawStream,
     pub(crate) event: Event,
     pub(crate) control: FaultControl,
+}
+
+impl Env {
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.device.verdict().mode() == Mode::Contiguous
+    }
 }
 
 /// How an operation ended.
@@ -42,6 +49,8 @@ pub(crate) enum Effect {
     Shrinks,
     /// The same, and lengths fall in any case, whatever could be given up.
     Empties,
+    /// Less ahead, and nothing else.
+    Flushes,
 }
 
 impl Done {
@@ -53,6 +62,11 @@ impl Done {
         Self { error: result.err(), valid, effect: Effect::Nothing }
     }
 
+    /// Whether the background met a device that had been lost, which takes no strike.
+    pub(crate) fn is_of_a_lost_device(&self) -> bool {
+        matches!(&self.error, Some(Error::Ahead { source, .. }) if matches!(**source, Error::DeviceLost(_)))
+    }
+
     pub(crate) fn which(mut self, effect: Effect) -> Self {
         self.effect = effect;
         self
@@ -60,11 +74,16 @@ impl Done {
 }
 
 pub(crate) struct World {
-    env: Env,
+    pub(crate) env: Env,
     a: Slot<u32>,
     b: Slot<[u8; 3]>,
     set: SetSlot,
-    loose: Vec<Chunk>,
+    loan: LoanSlot,
+    pub(crate) loose: Vec<Chunk>,
+    /// What the pool keeps is too old at once.
+    pub(crate) ages: bool,
+    /// Struck since everything was last looked at.
+    strikes: Vec<Strike>,
     /// A fault struck what gives memory back or waits, so that something may be stranded.
     spoiled: bool,
     /// Memory may wait for an event.
@@ -112,7 +131,10 @@ impl World {
             a: Slot::new(40 * usize::try_from(GRANULE).unwrap() / 4),
             b: Slot::new(14 * usize::try_from(GRANULE).unwrap() / 3 + 1),
             set: SetSlot::new(),
+            loan: LoanSlot::default(),
             loose: Vec::new(),
+            ages: false,
+            strikes: Vec::new(),
             spoiled: false,
             deferred: false,
             lost: false,
@@ -122,6 +144,7 @@ impl World {
         for done in built {
             world.judge(&done, &[]);
         }
+        world.env.device.wait_ahead();
         world.check(&Before::default(), None, &[]);
         Some(world)
     }
@@ -131,8 +154,16 @@ impl World {
         arm(&self.env.control, step.fault.as_ref());
         self.deferred |= step.op.defers();
         let done = self.apply(&step.op);
+        let struck = self.env.control.strikes().len();
+        // The background works under the same plan.
+        let looks = !self.env.card.races || number % 4 == 3;
+        if looks {
+            self.env.device.wait_ahead();
+        }
         self.env.control.disarm();
-        let strikes = self.env.control.strikes();
+        let now = self.env.control.strikes();
+        self.strikes.extend(&now);
+        let strikes = self.strikes.clone();
         self.spoiled |= strikes.iter().any(spoils);
         let context = Context { number, step, done: &done, strikes: &strikes };
         // A panic shows where it came from.
@@ -141,12 +172,66 @@ impl World {
         if !self.lost {
             self.judge(&done, &strikes);
         }
-        self.check(&before, Some((&step.op, &done)), &strikes);
+        self.owe(step, &now, struck);
+        if looks {
+            self.strikes.clear();
+            match self.env.card.races {
+                // What came before was not looked at.
+                true => self.check(&Before::default(), None, &strikes),
+                false => self.check(&before, Some((&step.op, &done)), &strikes),
+            }
+        }
+        if let Op::Buffer(which, BufferOp::GrowAhead(_)) = &step.op
+            && !self.env.card.races
+            && done.error.is_none()
+            && !self.spoiled
+            && !self.lost
+            && now.is_empty()
+            && self.env.card.has_plenty()
+            && !self.env.card.limits_files()
+            && !self.env.card.limits_maps()
+        {
+            match which {
+                Which::A => self.a.check_reach(),
+                Which::B => self.b.check_reach(),
+            }
+        }
         std::mem::forget(guard);
     }
 
+    /// What growths have to say later: calls after the first `struck` ones were the background's.
+    fn owe(&mut self, step: &Step, strikes: &[Strike], struck: usize) {
+        if strikes.is_empty() {
+            return;
+        }
+        let alone =
+            [self.a.maps_ahead(), self.b.maps_ahead(), self.set.maps_ahead()].iter().filter(|it| **it).count() == 1;
+        let kind = step.fault.as_ref().map(|fault| &fault.kind);
+        // Nobody is told that something is short.
+        let said = matches!(kind, Some(Kind::Usual | Kind::NotSupported));
+        let maps = strikes[struck..].iter().any(|strike| matches!(strike.call, Call::Map | Call::SetAccess));
+        let must = alone && said && maps && !self.env.card.races && !self.lost;
+        let owe = |owes: &mut Owes, maps_ahead: bool| {
+            owes.may |= owes.background;
+            owes.must |= must && maps_ahead;
+        };
+        let (a, b) = (self.a.maps_ahead(), self.b.maps_ahead());
+        owe(&mut self.a.owes, a);
+        owe(&mut self.b.owes, b);
+        self.set.owe();
+    }
+
     fn apply(&mut self, op: &Op) -> Done {
+        if let Op::Buffer(_, BufferOp::Cycle) = op {
+            self.loan.spoil();
+        }
         match op {
+            Op::Loan(op) => self.loan.apply(&self.env, &mut self.a, &mut self.b, op),
+            Op::Drain => {
+                self.env.device.drain();
+                Done::ok()
+            }
+            Op::Synchronize => Done::of(self.env.device.synchronize(), true),
             Op::Buffer(Which::A, op) => self.a.apply(&self.env, op),
             Op::Buffer(Which::B, op) => self.b.apply(&self.env, op),
             Op::Set(op) => self.set.apply(&self.env, op),
@@ -168,42 +253,6 @@ impl World {
         }
     }
 
-    fn pool(&mut self, op: &PoolOp) -> Done {
-        let pool = self.env.device.pool();
-        let bytes = |granules: u8| growspan::Bytes::new(GRANULE * u64::from(granules % 24));
-        match *op {
-            PoolOp::Take { granules } => {
-                // Now and then a byte more than any device maps.
-                let asked = growspan::Bytes::new(bytes(granules).get() + u64::from(granules >= 240));
-                let verdict = self.env.device.verdict();
-                let fits = !asked.is_zero() && asked.get().is_multiple_of(verdict.granularity().get());
-                let valid = verdict.mode() == Mode::Virtual && fits && asked <= verdict.quirks().max_chunk;
-                let chunk = self.env.device.chunk(asked);
-                assert!(chunk.as_ref().map_or(true, |chunk| chunk.bytes() == asked), "{chunk:?}");
-                Done::of(chunk.map(|chunk| self.loose.push(chunk)), valid)
-            }
-            PoolOp::Put => {
-                self.loose.pop().into_iter().for_each(|chunk| pool.put(chunk));
-                Done::ok()
-            }
-            PoolOp::Drop => {
-                self.loose.pop();
-                Done::ok()
-            }
-            PoolOp::Trim { granules } => {
-                let trimmed = pool.trim(bytes(granules));
-                assert_eq!(trimmed.kept, pool.kept());
-                assert!(trimmed.error.is_some() || trimmed.kept <= bytes(granules), "{trimmed:?}");
-                Done::ok()
-            }
-            PoolOp::Keep { granules } => {
-                pool.set_keep_limit(bytes(granules));
-                assert_eq!(pool.keep_limit(), bytes(granules));
-                Done::ok()
-            }
-        }
-    }
-
     fn before(&self) -> Before {
         Before { seen: self.seen(), snapshot: Some(self.env.device.snapshot()) }
     }
@@ -220,6 +269,10 @@ impl World {
             Error::BeyondMax { .. } | Error::ShrinkAboveLen { .. } | Error::OutOfBounds { .. } => !done.valid,
             Error::Overflow { .. } | Error::ChunkSize { .. } | Error::ZeroLength { .. } => !done.valid,
             Error::FallbackFull { .. } => card.has_capacity() && self.env.device.verdict().mode() == Mode::Contiguous,
+            // What got stuck at the borrower costs it addresses.
+            Error::NotLent { .. } => !done.valid || self.spoiled,
+            // Whether it has met one is the buffer's to know.
+            Error::Ahead { source, .. } => !matches!(**source, Error::Ahead { .. }),
             Error::Refused { .. } => self.env.device.verdict().mode() == Mode::Contiguous,
             // Something may run out by itself; that undoing it fails takes a strike.
             Error::Rollback { .. } if done.effect == Effect::Grows => strikes.iter().any(spoils),
@@ -249,9 +302,9 @@ impl World {
             // Nothing can be known of the device any more; lengths may have fallen.
             return;
         }
-        self.a.check();
-        self.b.check();
-        self.set.check();
+        self.a.check(self.env.card.is_exact());
+        self.b.check(self.env.card.is_exact());
+        self.set.check(self.env.card.is_exact());
         let seen = self.seen();
         for (place, (was, is)) in before.seen.iter().zip(&seen).enumerate() {
             let (Some(was), Some(is)) = (was, is) else { continue };
@@ -269,7 +322,9 @@ impl World {
         if let (Some(was), Some((_, done)), Some(error)) = (&before.snapshot, step, error) {
             let undone = !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. });
             if undone && done.effect != Effect::Empties {
-                self.check_failure(was, error, strikes);
+                // Runs before the one that failed are done, and their chunks are with the driver.
+                let gathers = step.is_some_and(|(op, _)| matches!(op, Op::Buffer(_, BufferOp::Coalesce(_))));
+                self.check_failure(was, error, strikes, gathers);
             }
         }
     }
@@ -291,10 +346,14 @@ impl World {
         if let Some(entries) = snapshot.map_entries {
             assert_eq!((entries.ours, entries.others), (figures.map_entries - HELD, HELD), "map entries");
         }
+        let ahead = self.a.ahead().get() + self.b.ahead().get() + self.set.ahead();
+        assert_eq!(snapshot.bytes_ahead.get(), ahead, "ahead: {snapshot}");
         if !self.spoiled {
             let retiring = snapshot.bytes_retiring.get();
             assert!(self.deferred || retiring == 0, "retiring: {snapshot}");
-            assert_eq!(snapshot.bytes_mapped.get() + retiring, figures.mapped.get(), "mapped: {snapshot}");
+            // Some of what is ahead may only wait to be mapped.
+            let mapped = snapshot.bytes_mapped.get() + retiring;
+            assert!((mapped..=mapped + ahead).contains(&figures.mapped.get()), "mapped: {snapshot}, {figures:?}");
             assert!(snapshot.bytes_stranded.is_zero(), "stranded: {snapshot}");
             let reserved: u64 = seen.iter().flatten().filter(|s| s.mode == Mode::Virtual).map(|s| s.reserved).sum();
             assert_eq!(snapshot.bytes_reserved.get(), reserved, "reserved: {snapshot}");
@@ -303,7 +362,7 @@ impl World {
     }
 
     /// A failed operation has changed nothing on the device.
-    fn check_failure(&self, was: &Snapshot, error: &Error, strikes: &[Strike]) {
+    fn check_failure(&self, was: &Snapshot, error: &Error, strikes: &[Strike], gathers: bool) {
         let is = self.env.device.snapshot();
         let fixed = |it: &Snapshot| [it.bytes_mapped, it.bytes_in_hand, it.bytes_contiguous];
         assert_eq!(fixed(was), fixed(&is), "it failed, and changed the accounts");
@@ -316,8 +375,8 @@ impl World {
         // The pool is given up before a shortage of memory or files is believed.
         let short = self.env.card.runs_short() || strikes.iter().any(|strike| strike.call == Call::Create);
         // What waited may go to the pool meanwhile, and on to the driver if that is full.
-        let kept = |it: &Snapshot| it.bytes_pooled.get() + it.bytes_retiring.get();
-        let may_fall = short || !was.bytes_retiring.is_zero();
+        let kept = |it: &Snapshot| it.bytes_pooled.get() + it.bytes_retiring.get() + it.bytes_ahead.get();
+        let may_fall = short || self.ages || gathers || !(was.bytes_retiring.is_zero() && was.bytes_ahead.is_zero());
         assert!(kept(&is) == kept(was) || may_fall && kept(&is) < kept(was), "it failed with {error}, pooled: {is}");
     }
 
@@ -337,6 +396,7 @@ impl World {
                 _ => self.loose.clear(),
             }
         }
+        self.env.device.wait_ahead();
         self.env.control.disarm();
         self.spoiled |= self.env.control.strikes().iter().any(spoils);
         self.lost |= self.env.device.memory().is_err();

@@ -10,8 +10,8 @@
 use core::fmt;
 use core::ops::Range;
 
-use super::Segmented;
 use super::hooks::Told;
+use super::{Backing, Segmented};
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::pool::{Chunk, Ladder, Taken};
@@ -67,7 +67,8 @@ impl Segmented {
     /// # Errors
     /// The run that failed is as it was, unless the error is [`Error::Rollback`]; those before it are done.
     pub(crate) unsafe fn coalesce(&mut self) -> Result<Coalesced> {
-        let count = |this: &Self| this.core().range.held().len();
+        // Not those that are mapped ahead, or wait for events.
+        let count = |this: &Self| this.chunks().len();
         let Some(ladder) = self.ladder.steps() else {
             let (chunks, why) = (count(self), "this device takes one chunk size per span".to_owned());
             return Ok(Coalesced { before: chunks, after: chunks, copied: Bytes::ZERO, why: Some(why) });

@@ -28,6 +28,16 @@ impl Default for RetireLimit {
     }
 }
 
+/// How a span stands after a shrink that does not wait.
+struct Left {
+    /// All that waits.
+    waits: u64,
+    /// What of it had been mapped ahead until now.
+    ahead: u64,
+    /// What the buffer has.
+    committed: u64,
+}
+
 impl Segmented {
     /// Lets others on the card, and the background if there is one, give up for us what waits for events.
     pub(super) fn register(&mut self) {
@@ -58,17 +68,16 @@ impl Segmented {
             released = if alone { self.drain_now() } else { 0 };
             waited = self.keep_the_bound(more)?;
         }
-        let ahead = self.let_wait(bytes, event);
+        // As it is now: where there is a background, some of it may be gone in a moment.
+        let Left { mut waits, ahead, committed } = self.let_wait(bytes, event);
         if alone {
             // An event that has passed already is not waited for.
-            released += self.drain_now();
+            let drained = self.drain_now();
+            released += drained;
+            waits = waits.saturating_sub(drained);
         }
-        let (retiring, committed) = {
-            let core = self.core();
-            (core.mapped() - core.ready(), core.committed())
-        };
         // The background is told last: it wants the lock.
-        if retiring > 0 {
+        if waits > 0 {
             self.register();
         }
         if let Some(desk) = &self.desk {
@@ -76,7 +85,7 @@ impl Segmented {
             desk.want(false);
         }
         // What was ahead was not the buffer's.
-        let (released, retiring) = (Bytes::new(released), Bytes::new(retiring - ahead.min(retiring)));
+        let (released, retiring) = (Bytes::new(released), Bytes::new(waits.saturating_sub(ahead)));
         Ok(Shrunk { released, retiring, committed: Bytes::new(committed), waited, why: None })
     }
 
@@ -126,8 +135,8 @@ impl Segmented {
         Ok(began.map(|began| began.elapsed()))
     }
 
-    /// Lets whole chunks above `bytes` wait for `event`, and what is mapped ahead for nothing. Returns how much that was.
-    fn let_wait(&mut self, bytes: u64, event: &Event) -> u64 {
+    /// Lets whole chunks above `bytes` wait for `event`, and what is mapped ahead for nothing.
+    fn let_wait(&mut self, bytes: u64, event: &Event) -> Left {
         let mut core = self.core();
         self.span.ahead.forget();
         core.epoch += 1;
@@ -141,7 +150,8 @@ impl Segmented {
                 core.retiring.push(start, Some(event.point()));
             }
         });
-        ready.saturating_sub(from)
+        let waits = core.mapped() - core.ready();
+        Left { waits, ahead: ready - committed, committed: core.committed() }
     }
 
     /// Whether so much more may wait.

@@ -45,14 +45,20 @@ impl Segmented {
             return unsafe { self.shrink(end) };
         };
         // What waits lies above and goes first, so that what follows is all or nothing.
-        let flushed = self.core().flush()?;
+        let (flushed, ahead) = {
+            let mut core = self.core();
+            // The last chunk may have been mapped ahead in part, and that was not the buffer's.
+            (core.flush()?, core.mapped() - core.committed())
+        };
         let why = match self.uncuttable(start) {
             Some(why) => why.to_owned(),
             None => {
                 let pieces = self.pool.take_run(self.ladder.pieces(end - start));
                 // SAFETY: the caller promises that nothing touches the memory.
                 match pieces.and_then(|pieces| unsafe { self.cut(pieces, start, end, stop) }) {
-                    Ok((released, why)) => return Ok(self.shrunk(flushed + released, 0, why)),
+                    Ok((released, why)) => {
+                        return Ok(self.shrunk(flushed + released.saturating_sub(ahead), 0, why));
+                    }
                     Err(error) if error.is_shortage() => error.to_string(),
                     Err(error) => return Err(error),
                 }

@@ -82,11 +82,14 @@ impl Segmented {
         let moved = unsafe { from.hand(start, end, &mut to) };
         from.tell_mapped(start);
         let rest = moved?;
-        to.tell_mapped(at);
-        // Before others may take it for memory that is mapped ahead.
-        to.publish();
-        let mapped = to.mapped();
-        taker.span.grant(mapped);
+        // Where nothing comes, what lies there is what the taker has mapped ahead, and stays that.
+        if chunks > 0 {
+            to.tell_mapped(at);
+            // Before others may take it for memory that is mapped ahead.
+            to.publish();
+            let mapped = to.mapped();
+            taker.span.grant(mapped);
+        }
         let released = flushed + from.keep(rest);
         Ok(Handed { at, bytes: handed, chunks, released })
     }

@@ -325,8 +325,9 @@ impl Backing for Segmented {
         let mut released = core.flush_retiring()?;
         let committed = core.committed();
         if core.chunk_end(bytes) < committed {
-            // What is mapped ahead lies above too, and goes along.
-            let ahead = core.mapped() - core.withdraw();
+            // What is mapped ahead lies above too, and goes along. It was not the buffer's.
+            let ahead = core.mapped() - committed;
+            core.withdraw();
             // SAFETY: the caller promises that nothing touches memory from `bytes` on.
             released += unsafe { core.give_up(bytes) }? - ahead;
         } else if core.mapped() > committed && self.card().check_capture(None).is_ok() {
