@@ -40,13 +40,57 @@ pub(crate) fn run(device: &Device, file: Option<&str>, slot: Option<Bytes>, quic
         None => Trace::made_up(if quick { 2 } else { 40 }),
     };
     let live_peak = trace.live_peak();
+    let against = |peers: &dyn Fn(&(String, f64, f64)) -> String| -> String {
+        trace.peers.iter().map(|peer| format!("PyTorch {} {}", peer.0, peers(peer))).collect::<Vec<_>>().join(", ")
+    };
+    let reserved = against(&|(_, reserved, _)| format!("{:.3} times", reserved / live_peak as f64));
+    let times = against(&|(_, _, ns)| format!("{ns:.0} ns"));
+    let best = trace.peers.iter().map(|(_, _, ns)| *ns).fold(f64::INFINITY, f64::min);
+    let mut rows = Vec::new();
+    for (how, build) in BUILDERS {
+        let figures = measure(&trace, device, &|| build(device, slot), if quick { 1 } else { 5 })?;
+        let ratio = figures.committed as f64 / live_peak as f64;
+        let (live, held) = (Bytes::new(live_peak), Bytes::new(figures.committed));
+        rows.push(Row::new(
+            format!("{} of {} events, {how}: committed at the peak", trace.name, trace.events.len()),
+            format!("{held}, {ratio:.3} times the live {live}"),
+            reserved.clone(),
+            bar("1.05 times", ratio <= 1.05),
+        ));
+        rows.push(Row::new(
+            "the same: time per operation, replayed again",
+            format!("{:.0} ns, with {} driver calls", figures.warm, figures.calls),
+            times.clone(),
+            if trace.peers.is_empty() { String::new() } else { bar("under PyTorch's", figures.warm < best) },
+        ));
+        let cold = format!("{:.0} ns", figures.cold);
+        rows.push(Row::new("the same: time per operation, the first time", cold, "", ""));
+    }
+    Ok(rows)
+}
+
+/// What a trace comes to on one kind of allocator.
+struct Figures {
+    committed: u64,
+    /// Nanoseconds an operation.
+    cold: f64,
+    warm: f64,
+    /// Of the driver, by one warm replay.
+    calls: u64,
+}
+
+fn measure(
+    trace: &Trace,
+    device: &Device,
+    build: &dyn Fn() -> Result<SpanAllocator<DeviceMemory>>,
+    turns: usize,
+) -> Result<Figures> {
     let (mut cold, mut warm, mut calls) = (Vec::new(), Vec::new(), 0);
-    let turns = if quick { 1 } else { 5 };
     let mut committed = 0;
     for turn in 0..=turns {
         // What one replay left in the pool is nothing the next begins with.
         device.pool().trim(Bytes::ZERO);
-        let allocator = build(device, slot)?;
+        let allocator = build()?;
         if turn == 0 {
             committed = trace.committed_peak(&allocator)?;
         } else {
@@ -57,36 +101,24 @@ pub(crate) fn run(device: &Device, file: Option<&str>, slot: Option<Bytes>, quic
         }
     }
     device.pool().trim(Bytes::ZERO);
-    let (cold, warm) = (median(&mut cold), median(&mut warm));
-    let ratio = committed as f64 / live_peak as f64;
-    let (live, held) = (Bytes::new(live_peak), Bytes::new(committed));
-    let reserved: Vec<String> = trace
-        .peers
-        .iter()
-        .map(|(name, reserved, _)| format!("PyTorch {name} {:.3} times", reserved / live_peak as f64))
-        .collect();
-    let their_times: Vec<String> =
-        trace.peers.iter().map(|(name, _, ns)| format!("PyTorch {name} {ns:.0} ns")).collect();
-    let best = trace.peers.iter().map(|(_, _, ns)| *ns).fold(f64::INFINITY, f64::min);
-    Ok(vec![
-        Row::new(
-            format!("{} of {} events: committed at the peak", trace.name, trace.events.len()),
-            format!("{held}, {ratio:.3} times the live {live}"),
-            reserved.join(", "),
-            bar("1.05 times", ratio <= 1.05),
-        ),
-        Row::new(
-            "the same: time per operation, replayed again",
-            format!("{warm:.0} ns, with {calls} driver calls"),
-            their_times.join(", "),
-            if trace.peers.is_empty() { String::new() } else { bar("under PyTorch's", warm < best) },
-        ),
-        Row::new("the same: time per operation, the first time", format!("{cold:.0} ns"), "", ""),
-    ])
+    Ok(Figures { committed, cold: median(&mut cold), warm: median(&mut warm), calls })
+}
+
+/// How an allocator is built, over a device and with the slots asked for.
+type Build = fn(&Device, Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>>;
+
+const BUILDERS: [(&str, Build); 2] = [("packed", packed), ("as built without options", plain)];
+
+fn plain(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
+    let builder = SpanAllocator::builder(device);
+    match slot {
+        Some(slot) => builder.slot(slot).build_on_device(),
+        None => builder.build_on_device(),
+    }
 }
 
 /// An allocator for many blocks of all sizes that come and go: packed side by side, whatever their size.
-fn build(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
+fn packed(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
     let keep = Bytes::new(device.memory()?.total);
     let builder = SpanAllocator::builder(device).threshold(Bytes::gib(2)).keep(keep).heaps(1);
     let builder = match slot {
