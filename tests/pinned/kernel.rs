@@ -37,7 +37,7 @@ pub(crate) fn status(name: &str) -> u64 {
 }
 
 /// A figure of the mapping that an address lies in, in bytes, summed over `[addr, addr + bytes)`.
-fn mapping(addr: usize, bytes: usize, name: &str) -> u64 {
+pub(crate) fn mapping(addr: usize, bytes: usize, name: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut inside, mut sum) = (false, 0);
     for line in text.lines() {
