@@ -1,10 +1,12 @@
 //! The host memory that a driver has page-locked: so that no wrong call gets to it, and to cut copies at the borders.
 //!
 //! A copy whose host side reaches from one page-locked piece into the next fails on CUDA (`INVALID_VALUE`, seen on an
-//! H200), although every byte of it is locked. So whatever is copied here goes up to a border at a time.
+//! H200), although every byte of it is locked. So whatever is copied here goes up to a border at a time, whichever device
+//! of the process had the pieces locked: a runtime knows those of all of them.
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
@@ -28,17 +30,33 @@ pub(crate) fn bits(flags: impl IntoIterator<Item = (bool, u32)>) -> u32 {
     flags.into_iter().fold(0, |bits, (wanted, bit)| if wanted { bits | bit } else { bits })
 }
 
-/// Page-locked pieces by address.
-#[derive(Debug, Default)]
+/// Pieces by address: their sizes, and how they came to be locked.
+type Pieces = BTreeMap<u64, (u64, Origin)>;
+
+/// The pieces of all drivers.
+static ALL: RwLock<Vec<Weak<RwLock<Pieces>>>> = RwLock::new(Vec::new());
+/// How many they are, so that copies look no further where there is none.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The page-locked pieces of one driver, by address.
+#[derive(Debug)]
 pub(crate) struct Pins {
-    /// How many there are, so that copies look no further where there is none.
-    count: AtomicUsize,
-    pieces: RwLock<BTreeMap<u64, (u64, Origin)>>,
+    pieces: Arc<RwLock<Pieces>>,
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(self.len(), Relaxed);
+    }
 }
 
 impl Pins {
-    pub(crate) const fn new() -> Self {
-        Self { count: AtomicUsize::new(0), pieces: RwLock::new(BTreeMap::new()) }
+    pub(crate) fn new() -> Self {
+        let pieces = Arc::default();
+        let mut all = ALL.write();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&pieces));
+        Self { pieces }
     }
 
     /// Notes a piece, unless it is no whole pages or part of it is locked already. Where the driver then refuses,
@@ -53,7 +71,7 @@ impl Pins {
             return Err(format!("{bytes} bytes at {addr:#x} meet the {size} at {at:#x} that are locked already"));
         }
         pieces.insert(addr, (bytes, origin));
-        self.count.store(pieces.len(), Relaxed);
+        COUNT.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -63,7 +81,7 @@ impl Pins {
         match pieces.get(&addr) {
             Some(&(size, as_what)) if size == bytes && as_what == origin => {
                 pieces.remove(&addr);
-                self.count.store(pieces.len(), Relaxed);
+                COUNT.fetch_sub(1, Relaxed);
                 Ok(())
             }
             Some((size, as_what)) => Err(format!("what is locked at {addr:#x} are {size} bytes, {as_what:?}")),
@@ -73,14 +91,14 @@ impl Pins {
 
     /// Puts back what was taken out for a call that failed.
     pub(crate) fn restore(&self, addr: u64, bytes: u64, origin: Origin) {
-        let mut pieces = self.pieces.write();
-        pieces.insert(addr, (bytes, origin));
-        self.count.store(pieces.len(), Relaxed);
+        if self.pieces.write().insert(addr, (bytes, origin)).is_none() {
+            COUNT.fetch_add(1, Relaxed);
+        }
     }
 
     /// How many pieces there are.
     pub(crate) fn len(&self) -> usize {
-        self.count.load(Relaxed)
+        self.pieces.read().len()
     }
 
     /// The piece that an address lies in.
@@ -89,27 +107,27 @@ impl Pins {
         let (&at, &(bytes, _)) = pieces.range(..=addr).next_back()?;
         (addr - at < bytes).then_some((at, bytes))
     }
+}
 
-    /// The offsets at which a copy of `bytes` from or to the host at `addr` has to be cut, the last of them `bytes`.
-    #[cfg(any(feature = "cuda", feature = "hip"))]
-    pub(crate) fn cuts(&self, addr: u64, bytes: u64) -> Cuts {
-        if self.len() == 0 || bytes == 0 {
-            return Cuts::whole(bytes);
-        }
-        let pieces = self.pieces.read();
-        let end = addr.saturating_add(bytes);
-        let first = pieces.range(..=addr).next_back().filter(|(at, (size, _))| **at + size > addr);
-        let mut inner = Vec::new();
-        for (&at, &(size, _)) in first.into_iter().chain(pieces.range(addr.saturating_add(1)..end)) {
-            // Neighbours share a border.
-            for border in [at, at + size] {
-                if border > addr && border < end && inner.last() != Some(&(border - addr)) {
-                    inner.push(border - addr);
-                }
-            }
-        }
-        Cuts { inner, bytes }
+/// The offsets at which a copy of `bytes` from or to the host at `addr` has to be cut, the last of them `bytes`.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub(crate) fn cuts(addr: u64, bytes: u64) -> Cuts {
+    if COUNT.load(Relaxed) == 0 || bytes == 0 {
+        return Cuts::whole(bytes);
     }
+    let end = addr.saturating_add(bytes);
+    let mut inner = Vec::new();
+    for pieces in ALL.read().iter().filter_map(Weak::upgrade) {
+        let pieces = pieces.read();
+        let first = pieces.range(..=addr).next_back().filter(|(at, (size, _))| **at + size > addr);
+        let borders = first.into_iter().chain(pieces.range(addr.saturating_add(1)..end));
+        let borders = borders.flat_map(|(&at, &(size, _))| [at, at + size]);
+        inner.extend(borders.filter(|border| *border > addr && *border < end).map(|border| border - addr));
+    }
+    // Neighbours share a border.
+    inner.sort_unstable();
+    inner.dedup();
+    Cuts { inner, bytes }
 }
 
 /// Where to cut. Most copies are cut nowhere, and then nothing was allocated for it.
@@ -161,25 +179,28 @@ mod tests {
         pins
     }
 
-    #[cfg(any(feature = "cuda", feature = "hip"))]
-    fn ends(pins: &Pins, addr: u64, bytes: u64) -> Vec<u64> {
-        pins.cuts(addr, bytes).ends().collect()
-    }
-
+    /// Whoever had the pieces locked: here two drivers. The addresses are none of another test's.
     #[cfg(any(feature = "cuda", feature = "hip"))]
     #[test]
     fn copies_are_cut_at_every_border_and_nowhere_else() {
-        assert_eq!(ends(&Pins::new(), P, 100), [100]);
+        const B: u64 = 1 << 50;
+        let ends = |addr, bytes| cuts(B + addr, bytes).ends().collect::<Vec<_>>();
+        assert_eq!(ends(P, 100), [100]);
         // Two neighbours, a gap of a page, one more.
-        let pins = pins(&[(2 * P, P), (3 * P, 2 * P), (6 * P, P)]);
-        assert_eq!(ends(&pins, 2 * P, P), [P], "a whole piece");
-        assert_eq!(ends(&pins, 2 * P + 5, P - 5), [P - 5]);
-        assert_eq!(ends(&pins, 2 * P + 5, P), [P - 5, P], "one byte over the border has to be cut");
-        assert_eq!(ends(&pins, 2 * P, 3 * P), [P, 3 * P]);
-        assert_eq!(ends(&pins, P, 7 * P), [P, 2 * P, 4 * P, 5 * P, 6 * P, 7 * P], "into, over and out of them");
-        assert_eq!(ends(&pins, 5 * P, P), [P], "a gap");
-        assert_eq!(ends(&pins, 8 * P, P), [P]);
-        assert_eq!(ends(&pins, 2 * P, 0), [0]);
+        let (others, mine) = (pins(&[(B + 3 * P, 2 * P)]), pins(&[(B + 2 * P, P), (B + 6 * P, P)]));
+        assert_eq!(ends(2 * P, P), [P], "a whole piece");
+        assert_eq!(ends(2 * P + 5, P - 5), [P - 5]);
+        assert_eq!(ends(2 * P + 5, P), [P - 5, P], "one byte over the border has to be cut");
+        assert_eq!(ends(2 * P, 3 * P), [P, 3 * P]);
+        assert_eq!(ends(P, 7 * P), [P, 2 * P, 4 * P, 5 * P, 6 * P, 7 * P], "into, over and out of them");
+        assert_eq!(ends(5 * P, P), [P], "a gap");
+        assert_eq!(ends(8 * P, P), [P]);
+        assert_eq!(ends(2 * P, 0), [0]);
+        // Gone with their driver.
+        drop(others);
+        assert_eq!(ends(P, 7 * P), [P, 2 * P, 5 * P, 6 * P, 7 * P]);
+        drop(mine);
+        assert_eq!(ends(P, 7 * P), [7 * P]);
     }
 
     #[test]

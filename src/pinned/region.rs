@@ -409,10 +409,11 @@ struct Remains {
 }
 
 impl Remains {
-    /// Gives everything back; the device is idle. What the driver does not let go of stays for the rest of the process.
+    /// Gives everything back; the device is idle. What the driver does not let go of stays for the rest of the process, and
+    /// nothing else does but addresses.
     fn give_back(&mut self) -> Result<()> {
         let gate = self.card.gate();
-        let (mut bytes, mut first) = (0, None);
+        let (mut bytes, mut first, mut loose) = (0, None, Vec::new());
         for piece in self.pieces.drain(..).rev() {
             let (addr, size) = (piece.host_ptr, piece.bytes.get());
             let gone = match self.strategy {
@@ -421,14 +422,21 @@ impl Remains {
                 // SAFETY: the region had this block allocated, nobody uses it any more, and it is forgotten.
                 PinStrategy::Driver => twice(|| unsafe { gate.free_pinned(addr, size) }),
             };
-            if let Err(error) = gone
-                && !is_gone(&error)
-            {
-                bytes += size;
-                first.get_or_insert(error);
+            match gone {
+                Err(error) if !is_gone(&error) => {
+                    bytes += size;
+                    first.get_or_insert(error);
+                }
+                _ => loose.push((addr, size)),
             }
         }
         if let Some(source) = first {
+            for (addr, size) in loose.into_iter().filter(|_| self.strategy == PinStrategy::Pieces) {
+                // SAFETY: the region is gone, and the driver has let go of this piece.
+                if let Err(error) = unsafe { map::reserve_at(addr, size) } {
+                    tracing::warn!(device = %self.card.id(), %error, "memory that is not locked any more stays mapped");
+                }
+            }
             return Err(Error::NotReturned { bytes: Bytes::new(bytes), source });
         }
         if self.strategy == PinStrategy::Driver {

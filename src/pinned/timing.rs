@@ -210,7 +210,9 @@ impl fmt::Display for SlowCause {
             Self::Compaction => "the kernel compacts memory for huge pages (ThpPolicy::Avoid asks for none)",
             Self::Reclaim => "memory is being taken back from the file cache",
             Self::Faults => "pages are put there while the driver walks over them",
-            Self::Unknown => "nothing that the kernel counts; the driver may be starting again",
+            Self::Unknown => {
+                "nothing that the kernel counts: a driver that starts again, or a virtual machine that gets its own memory"
+            }
         })
     }
 }

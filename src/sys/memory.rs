@@ -113,12 +113,13 @@ impl Version {
         }
     }
 
-    /// The line of `memory.stat` with the file pages not used of late, in the group and all below it. They count as
-    /// used, and the kernel drops them before it kills anybody.
-    const fn reclaimable(self) -> &'static str {
+    /// The lines of `memory.stat` with the file pages in the group and all below it, those not used of late and those that
+    /// were: a file that was read twice is among the latter. They count as used, and the kernel drops them before it kills
+    /// anybody.
+    const fn reclaimable(self) -> [&'static str; 2] {
         match self {
-            Self::One => "total_inactive_file",
-            Self::Two => "inactive_file",
+            Self::One => ["total_inactive_file", "total_active_file"],
+            Self::Two => ["inactive_file", "active_file"],
         }
     }
 }
@@ -144,9 +145,10 @@ impl Level {
     fn read(&self, machine: Bytes) -> Option<Memory> {
         let total = limit(&self.limit()?).filter(|total| *total < machine)?;
         let usage = Bytes::new(self.text(self.version.usage())?.trim().parse().ok()?);
-        let reclaimable = self.text("memory.stat").and_then(|text| stat(&text, self.version.reclaimable()));
+        let text = self.text("memory.stat").unwrap_or_default();
+        let reclaimable = self.version.reclaimable().into_iter().filter_map(|name| stat(&text, name));
         // Dropping pages cannot make more room than they take.
-        let kept = usage.saturating_sub(reclaimable.unwrap_or(Bytes::ZERO));
+        let kept = reclaimable.fold(usage, Bytes::saturating_sub);
         Some(Memory { available: total.saturating_sub(kept), total })
     }
 }
@@ -275,8 +277,8 @@ mod tests {
         assert_eq!(limit("max\n"), None);
         assert_eq!(limit("1048576\n"), Some(MIB));
         let text = "inactive_file_x 7\ninactive_file 4096\ntotal_inactive_file 8192\n";
-        assert_eq!(stat(text, Version::Two.reclaimable()), Some(Bytes::kib(4)));
-        assert_eq!(stat(text, Version::One.reclaimable()), Some(Bytes::kib(8)));
+        assert_eq!(stat(text, Version::Two.reclaimable()[0]), Some(Bytes::kib(4)));
+        assert_eq!(stat(text, Version::One.reclaimable()[0]), Some(Bytes::kib(8)));
         assert_eq!(stat("anon 1\n", "inactive_file"), None);
     }
 
@@ -293,7 +295,9 @@ mod tests {
                 level.read(machine).map(|memory| (memory.available, memory.total))
             };
             write(version.usage(), format!("{}\n", Bytes::mib(60).get()));
-            write("memory.stat", format!("anon 5\n{} {}\n", version.reclaimable(), Bytes::mib(20).get()));
+            let [inactive, active] = version.reclaimable();
+            let (few, more) = (Bytes::mib(7).get(), Bytes::mib(13).get());
+            write("memory.stat", format!("anon 5\n{inactive} {few}\n{active} {more}\n"));
             let hundred = Bytes::mib(100).get().to_string();
             assert_eq!(read(&hundred), Some((Bytes::mib(60), Bytes::mib(100))));
             // More in use than a lowered limit allows: nothing left, and no wrap-around.

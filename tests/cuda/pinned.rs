@@ -42,6 +42,13 @@ pub(crate) fn kernels_and_copies_cross_the_borders_of_pieces() {
     back.grow_to(buffer.len()).unwrap();
     there.copy_out(0, &mut back).unwrap();
     assert!(*back == *buffer);
+    // Another device over the card had none of it locked, and its copies are cut too.
+    let other = card();
+    let mut elsewhere = GrowableBuffer::<u32>::builder(&other).max_len(64 * MIB).build().unwrap();
+    elsewhere.append(&buffer).unwrap();
+    back.fill(0);
+    elsewhere.copy_out(0, &mut back).unwrap();
+    assert!(*back == *buffer);
     // On a stream too.
     back.fill(0);
     unsafe { there.copy_out_on(0, &mut back, stream.for_growspan()) }.unwrap();

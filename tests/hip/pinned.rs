@@ -6,7 +6,7 @@ use core::time::Duration;
 use growspan::driver::host::HostOptions;
 use growspan::driver::{DriverErrorKind, PinFlags};
 use growspan::pinned::{PinPhase, PinStrategy, PinnedBuffer, SlowCause, ThpPolicy};
-use growspan::{Bytes, Device, Error, GrowableBuffer, Quiesce, SpanAllocator};
+use growspan::{Bytes, Device, DeviceOptions, Error, GrowableBuffer, Quiesce, SpanAllocator};
 
 use crate::child::Child;
 use crate::stand_in::{StandIn, Stream};
@@ -102,6 +102,14 @@ fn life(device: &Device) {
     back.grow_to(5 * MIB).unwrap();
     there.copy_out(0, &mut back).unwrap();
     assert!(*back == *buffer);
+    // Another device over the card had none of it locked, and its copies are cut too.
+    let other = DeviceOptions::new().hip(0).unwrap();
+    let mut elsewhere = GrowableBuffer::<u32>::builder(&other).max_len(8 * MIB).build().unwrap();
+    elsewhere.append(&buffer).unwrap();
+    back.fill(0);
+    elsewhere.copy_out(0, &mut back).unwrap();
+    assert!(*back == *buffer);
+    elsewhere.close().unwrap();
     buffer.shrink_exact(MIB + 1, Quiesce::Device).unwrap();
     assert_eq!((buffer.capacity(), buffer[MIB]), (MIB + 1024, MIB as u32));
     buffer.shrink_to(0, Quiesce::Device).unwrap();

@@ -130,6 +130,22 @@ fn what_the_driver_keeps_is_told_by_close_and_stays_mapped() {
 }
 
 #[test]
+fn only_what_the_driver_keeps_stays() {
+    for world in World::all() {
+        let mut buffer = small_pieces::<u8>(&world.device, 6 * MIB);
+        buffer.grow_to(6 * MIB).unwrap();
+        let addr = buffer.as_ptr().addr();
+        // The middle one of three, tried twice.
+        world.control.arm(FaultPlan::list([2, 3]).of(Call::Unpin));
+        let error = buffer.close().unwrap_err();
+        world.control.disarm();
+        assert!(matches!(error, Error::NotReturned { bytes, .. } if bytes.get() == 2 << 20), "{error}");
+        let there = |mib: usize| crate::kernel::mapping(addr + mib * MIB, 2 * MIB, "Rss");
+        assert_eq!((there(0), there(2), there(4)), (0, 2 << 20, 0), "{}", world.name);
+    }
+}
+
+#[test]
 fn errors_of_the_device_are_passed_on() {
     let world = World::sim();
     let mut buffer = begin(&world);

@@ -17,6 +17,7 @@ pub(crate) fn as_child(role: &str) {
     match role {
         "limit" => locked_memory_limit(),
         "group" => group_limit(),
+        "cached" => group_full_of_cache(),
         "figures" => figures(),
         "fork" => fork_while_pinned(),
         "disable" => disabled_for_a_while(),
@@ -36,7 +37,7 @@ pub(crate) fn status(name: &str) -> u64 {
 }
 
 /// A figure of the mapping that an address lies in, in bytes, summed over `[addr, addr + bytes)`.
-fn mapping(addr: usize, bytes: usize, name: &str) -> u64 {
+pub(crate) fn mapping(addr: usize, bytes: usize, name: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut inside, mut sum) = (false, 0);
     for line in text.lines() {
@@ -128,8 +129,8 @@ fn locked_memory_limit() {
 struct Group(String);
 
 impl Group {
-    fn new(limit: u64) -> Option<Self> {
-        let name = format!("growspan-pinned-{}", std::process::id());
+    fn new(name: &str, limit: u64) -> Option<Self> {
+        let name = format!("growspan-pinned-{name}-{}", std::process::id());
         let versions = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
         versions.into_iter().find_map(|(root, file)| {
             let path = format!("{root}/{name}");
@@ -147,14 +148,45 @@ impl Drop for Group {
     }
 }
 
-#[test]
-fn a_group_s_limit_is_an_error_and_not_the_end_of_the_process() {
-    let Some(group) = Group::new(192 << 20) else {
-        return println!("skipped: no memory group can be made here");
+/// Runs a role in a group that may have 192 MiB; none where no group can be made.
+fn in_group(name: &str, role: &str) -> Option<String> {
+    let Some(group) = Group::new(name, 192 << 20) else {
+        println!("skipped: no memory group can be made here");
+        return None;
     };
     let shell = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", group.0);
-    let text = role_well("group", &["sh", "-c", &shell]);
+    Some(role_well(role, &["sh", "-c", &shell]))
+}
+
+#[test]
+fn a_group_s_limit_is_an_error_and_not_the_end_of_the_process() {
+    let Some(text) = in_group("limited", "group") else { return };
     assert!(text.contains("GROUP 256 MiB of host memory were asked for"), "{text}");
+}
+
+/// What files take counts as used, also after the second reading, and makes way.
+#[test]
+fn a_group_full_of_file_cache_has_room() {
+    in_group("cached", "cached");
+}
+
+fn group_full_of_cache() {
+    use std::os::unix::fs::FileExt;
+
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cached-{}", std::process::id()));
+    let file = fs::File::create_new(&path).unwrap();
+    file.set_len(150 << 20).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let mut block = vec![0; MIB];
+    for _ in 0..3 {
+        (0..150).for_each(|mib| file.read_exact_at(&mut block, mib << 20).unwrap());
+    }
+    for device in [Device::host().unwrap(), World::sim().device] {
+        let mut buffer = PinnedBuffer::<u8>::builder(&device).max_len(100 * MIB).build().unwrap();
+        buffer.grow_to(100 * MIB).unwrap();
+        buffer.close().unwrap();
+    }
 }
 
 fn group_limit() {

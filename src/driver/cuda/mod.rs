@@ -20,7 +20,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
-use crate::driver::pins::{Cuts, Pins};
+use crate::driver::pins::{Cuts, Pins, cuts};
 use crate::driver::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult,
     Granularities, KnownFault, MemoryInfo, PinFlags, RawEvent, RawHandle, RawStream, Shareable,
@@ -461,7 +461,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        let cuts = self.pins.cuts(src.addr() as u64, bytes);
+        let cuts = cuts(src.addr() as u64, bytes);
         self.queue(Call::CopyIn, &cuts, stream, |core, at, bytes, stream| {
             let from = src.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.
@@ -470,7 +470,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {
-        let cuts = self.pins.cuts(dst.addr() as u64, bytes);
+        let cuts = cuts(dst.addr() as u64, bytes);
         self.queue(Call::CopyOut, &cuts, stream, |core, at, bytes, stream| {
             let to = dst.wrapping_add(at as usize).cast();
             // SAFETY: the caller vouches for both sides until the copy is over, and for the stream.

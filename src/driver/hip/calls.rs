@@ -14,7 +14,7 @@ use super::treated::renamed;
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
 use crate::driver::layout::Checked;
-use crate::driver::pins::Cuts;
+use crate::driver::pins::{Cuts, cuts};
 use crate::driver::{
     Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Granularities, MemoryInfo,
     PinFlags, RawEvent, RawHandle, RawStream, Shareable,
@@ -79,7 +79,7 @@ impl HipDriver {
     /// Where a copy has to be cut: at the borders of page-locked pieces on the host's side, of which the runtime looks up
     /// the first only, and on runtimes that do the same with chunks at the borders of those.
     fn cuts(&self, dst: u64, src: u64, host: Option<u64>, bytes: u64) -> Cuts {
-        let cuts = host.map_or_else(|| Cuts::whole(bytes), |host| self.pins.cuts(host, bytes));
+        let cuts = host.map_or_else(|| Cuts::whole(bytes), |host| cuts(host, bytes));
         if !self.rows.has(Quirk::CopyInOneChunk) {
             return cuts;
         }
