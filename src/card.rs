@@ -238,6 +238,10 @@ impl Card {
 
     /// What the pools there are did so far.
     pub(crate) fn pool_stats(&self) -> PoolStats {
+        // In a forked child the background thread may have held their locks, and does not exist.
+        if self.gate.is_forked() {
+            return PoolStats::default();
+        }
         let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
         pools.iter().fold(PoolStats::default(), |sum, pool| sum.and(pool.stats()))
     }
@@ -383,7 +387,8 @@ impl Card {
         if self.accounts.retiring.get() == 0 || (!lost && self.check_capture(None).is_err()) {
             return 0;
         }
-        let mut drained = self.bury_orphans().unwrap_or(0);
+        // Not for what is not needed yet: it takes a wait for the whole device.
+        let mut drained = if is_sparing() { 0 } else { self.bury_orphans().unwrap_or(0) };
         // The list is not held while the driver is called.
         let mut spans = core::mem::take(&mut *self.retiring.lock());
         spans.retain(|span| {

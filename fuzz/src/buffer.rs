@@ -38,7 +38,8 @@ impl<T: Pod + Send> Slot<T> {
         self.model = Model::default();
         self.policy = env.card.ahead.policy();
         self.owes = Owes { background: self.policy != AheadPolicy::Off, ..Owes::default() };
-        let built = GrowableBuffer::builder(&env.device).max_len(self.max_len).fallback(env.card.fallback()).build();
+        let built = GrowableBuffer::builder(&env.device).max_len(self.max_len).fallback(env.card.fallback());
+        let built = built.hooks(env.hooks()).build();
         let refuses = env.card.fallback() == Fallback::Refuse && env.device.verdict().mode() == Mode::Contiguous;
         Done::of(built.map(|buffer| self.buffer = Some(buffer)), !refuses && !env.card.has_no_capacity())
     }

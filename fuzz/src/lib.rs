@@ -8,7 +8,13 @@
 //!   only for want of something;
 //! * addresses have not moved, lengths and capacities fit what is mapped, the chunks lie side by side;
 //! * every byte that was written is still there, and cleared ones are zero;
+//! * hooks were told of what is mapped, and of nothing else;
+//! * what is mapped ahead is as much as was asked for where nothing stood in the way, and nothing after a shrink; errors
+//!   of the background thread, which works under the same plan, are said once by the growth that comes next;
 //! * the accounts say what the driver says: bytes, handles, addresses, open files, map entries.
+//!
+//! The background is waited for before anything is looked at. Where a card `races` that is only every fourth step, so that
+//! it works beside the operations in between, and what is compared then is what holds whatever it does.
 //!
 //! And when everything is dropped and the pool trimmed, the device is as it was, or the accounts say what it kept.
 
@@ -21,6 +27,7 @@ mod pool;
 mod set;
 #[cfg(test)]
 mod tests;
+mod told;
 mod world;
 
 use arbitrary::{Arbitrary, Unstructured};

@@ -135,9 +135,10 @@ impl Both {
 impl Done {
     /// Whether it may be that the chunks do not fit.
     fn lends(mut self, env: &Env, was: Both) -> Self {
-        let short = was.room < was.lender.max(was.borrower);
-        if matches!(self.error, Some(Error::NotLent { .. })) && (short || env.card.is_uniform() || env.is_contiguous())
-        {
+        // Where chunks have any size, the last one may be larger than what was committed of it.
+        let short = was.room < was.lender.max(was.borrower) || env.card.is_exact();
+        let fair = short || env.card.is_uniform() || env.is_contiguous();
+        if fair && matches!(self.error, Some(Error::NotLent { .. })) {
             self.valid = false;
         }
         self

@@ -39,7 +39,9 @@ impl SetSlot {
         self.policy = env.card.ahead.policy();
         self.background = self.policy != AheadPolicy::Off;
         let wide = GrowableBuffer::<u16>::builder(&env.device).max_len(ROWS * WIDE).fallback(fallback);
+        let wide = wide.hooks(env.hooks());
         let narrow = GrowableBuffer::<u8>::builder(&env.device).max_len(ROWS * NARROW).fallback(fallback);
+        let narrow = narrow.hooks(env.hooks());
         let both = wide.build().and_then(|wide| Ok((wide, narrow.build()?)));
         Done::of(
             both.and_then(|(wide, narrow)| {

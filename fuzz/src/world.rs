@@ -1,11 +1,13 @@
 //! A device, what lives on it, and what must be true of it after each step.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 use growspan::driver::Call;
 use growspan::driver::RawStream;
 use growspan::driver::fault::{FaultControl, FaultPlan, Faulty, Strike};
 use growspan::driver::sim::SimDriver;
-use growspan::{Chunk, Device, Error, Event, GrowableBuffer, Mode, Snapshot};
+use growspan::{Chunk, Device, Error, Event, GrowableBuffer, MapHooks, Mode, Snapshot};
 
 use crate::buffer::{Owes, Slot};
 use crate::card::{Card, GRANULE, HELD};
@@ -13,6 +15,7 @@ use crate::case::{BufferOp, Ending, Fault, Kind, Op, Step, Which};
 use crate::loan::LoanSlot;
 use crate::model::Seen;
 use crate::set::SetSlot;
+use crate::told::Told;
 
 /// What everything needs.
 pub(crate) struct Env {
@@ -22,9 +25,15 @@ pub(crate) struct Env {
     pub(crate) stream: RawStream,
     pub(crate) event: Event,
     pub(crate) control: FaultControl,
+    told: Arc<Told>,
 }
 
 impl Env {
+    /// The hooks of all buffers.
+    pub(crate) fn hooks(&self) -> Arc<dyn MapHooks> {
+        Arc::clone(&self.told) as Arc<dyn MapHooks>
+    }
+
     pub(crate) fn is_contiguous(&self) -> bool {
         self.device.verdict().mode() == Mode::Contiguous
     }
@@ -105,7 +114,7 @@ impl World {
         let faulty = Faulty::new(sim.driver(), FaultPlan::count());
         let control = faulty.control();
         control.disarm();
-        let device = card.options().open(std::sync::Arc::new(faulty)).unwrap();
+        let device = card.options().open(Arc::new(faulty)).unwrap();
         arm(&control, card.check_fault.as_ref());
         let mode = device.verdict().mode();
         control.disarm();
@@ -125,8 +134,8 @@ impl World {
         if figures.handles > 0 || figures.spans > 0 || figures.mappings > 0 {
             return None;
         }
-        let env =
-            Env { card: card.clone(), stream: sim.stream(), event: device.event().unwrap(), sim, device, control };
+        let (card, stream, event, told) = (card.clone(), sim.stream(), device.event().unwrap(), Arc::default());
+        let env = Env { card, stream, event, sim, device, control, told };
         let mut world = Self {
             a: Slot::new(40 * usize::try_from(GRANULE).unwrap() / 4),
             b: Slot::new(14 * usize::try_from(GRANULE).unwrap() / 3 + 1),
@@ -181,22 +190,32 @@ impl World {
                 false => self.check(&before, Some((&step.op, &done)), &strikes),
             }
         }
-        if let Op::Buffer(which, BufferOp::GrowAhead(_)) = &step.op
-            && !self.env.card.races
-            && done.error.is_none()
-            && !self.spoiled
-            && !self.lost
-            && now.is_empty()
-            && self.env.card.has_plenty()
-            && !self.env.card.limits_files()
-            && !self.env.card.limits_maps()
-        {
-            match which {
-                Which::A => self.a.check_reach(),
-                Which::B => self.b.check_reach(),
-            }
+        if !self.env.card.races && done.error.is_none() && !self.spoiled && !self.lost && now.is_empty() {
+            self.check_ahead(&step.op);
         }
         std::mem::forget(guard);
+    }
+
+    /// What is ahead after an operation that went well, with nothing in its way.
+    fn check_ahead(&self, op: &Op) {
+        let card = &self.env.card;
+        let Op::Buffer(which, op) = op else { return };
+        let ahead = match which {
+            Which::A => self.a.ahead(),
+            Which::B => self.b.ahead(),
+        };
+        match op {
+            // Unless something may run out by itself.
+            BufferOp::GrowAhead(_) if card.has_plenty() && !card.limits_files() && !card.limits_maps() => match which {
+                Which::A => self.a.check_reach(),
+                Which::B => self.b.check_reach(),
+            },
+            // A chunk that was mapped ahead in part is only cut by an exact one.
+            BufferOp::ShrinkTo(..) | BufferOp::ShrinkExact(..) | BufferOp::FlushAhead if !card.is_exact() => {
+                assert!(ahead.is_zero(), "{ahead} ahead after {op:?}");
+            }
+            _ => {}
+        }
     }
 
     /// What growths have to say later: calls after the first `struck` ones were the background's.
@@ -331,7 +350,8 @@ impl World {
 
     /// The accounts say what the driver says.
     fn check_accounts(&self, seen: &[Option<Seen>]) {
-        let (snapshot, figures) = (self.env.device.snapshot(), self.env.sim.figures());
+        let env = &self.env;
+        let (snapshot, figures) = (env.device.snapshot(), env.sim.figures());
         let sum = |mode| seen.iter().flatten().filter(|seen| seen.mode == mode).map(|seen| seen.committed).sum::<u64>();
         assert_eq!(snapshot.bytes_mapped.get(), sum(Mode::Virtual), "mapped");
         assert_eq!(snapshot.bytes_contiguous.get(), sum(Mode::Contiguous), "contiguous");
@@ -354,6 +374,7 @@ impl World {
             // Some of what is ahead may only wait to be mapped.
             let mapped = snapshot.bytes_mapped.get() + retiring;
             assert!((mapped..=mapped + ahead).contains(&figures.mapped.get()), "mapped: {snapshot}, {figures:?}");
+            assert_eq!(env.told.mapped(), figures.mapped.get(), "told: {snapshot}");
             assert!(snapshot.bytes_stranded.is_zero(), "stranded: {snapshot}");
             let reserved: u64 = seen.iter().flatten().filter(|s| s.mode == Mode::Virtual).map(|s| s.reserved).sum();
             assert_eq!(snapshot.bytes_reserved.get(), reserved, "reserved: {snapshot}");

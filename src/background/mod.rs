@@ -92,6 +92,8 @@ impl Drop for Running {
             return;
         }
         self.shared.registry.lock().stop = true;
+        // Whoever waits for the thread waits for nothing any more.
+        self.shared.told.notify_all();
         self.shared.wake(true);
         // The last owner may go on the thread itself, in a hook or with the last piece of work of a span.
         if thread.thread().id() == thread::current().id() {

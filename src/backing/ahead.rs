@@ -193,10 +193,13 @@ impl Span {
     /// Gives up a chunk of what waited for events that have passed. What growth to come would want again stays mapped.
     fn drain_ahead_of_others(&self) -> Step {
         // Those who are short of memory do it themselves, and want the lock.
-        if self.card().is_pressed() || self.card().check_capture(None).is_err() {
+        if self.card().is_pressed() {
+            return Step::Later;
+        }
+        if self.card().check_capture(None).is_err() {
             return Step::Done;
         }
-        let Some(mut core) = self.try_lock() else { return Step::Done };
+        let Some(mut core) = self.try_lock() else { return Step::Later };
         let goal = if core.maps_ahead { self.goal() } else { 0 };
         let stays = core.chunk_end(goal.min(core.mapped()));
         match core.drain_step(stays) {

@@ -157,9 +157,16 @@ impl<T> GrowableBuffer<T> {
         quiesce: &Quiesce<'_>,
         taker: &mut GrowableBuffer<B>,
     ) -> Result<Handed> {
+        if self.device.card().gate().is_forked() {
+            return Err(Error::Forked);
+        }
         quiesce.check(self.device.card())?;
-        if self.backing.would_release(bytes) > 0 {
+        let releases = self.backing.would_release(bytes) > 0;
+        // What is ahead goes too, and nobody has to be waited for.
+        if releases || self.backing.ahead() > 0 {
             self.device.card().check_capture(None)?;
+        }
+        if releases {
             quiesce.wait(self.device.card())?;
         }
         let to = taker.segmented(Bytes::ZERO)?;

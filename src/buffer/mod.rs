@@ -464,9 +464,9 @@ impl<T> GrowableBuffer<T> {
     /// As for [`shrink_to`](Self::shrink_to).
     pub fn shrink_exact(&mut self, len: usize, quiesce: Quiesce<'_>) -> Result<Shrunk> {
         let bytes = self.check_shrink(len, &quiesce)?;
-        if self.backing.mode() == Mode::Virtual
-            && (self.backing.committed() > bytes || self.backing.would_release(bytes) > 0)
-        {
+        // What is committed may end within a chunk that was mapped ahead, and is cut then as well.
+        let above = |it: &dyn Backing| it.committed() > bytes || it.would_release(bytes) > 0 || it.ahead() > 0;
+        if self.backing.mode() == Mode::Virtual && above(&*self.backing) {
             self.device.card().check_capture(None)?;
             quiesce.wait(self.device.card())?;
         }

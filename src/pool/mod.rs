@@ -270,8 +270,8 @@ impl ChunkPool {
 
     /// Releases a chunk; one that the driver will not take back is kept, so that it is not lost.
     pub(crate) fn discard(&self, chunk: Chunk) {
-        if chunk.is_shared() {
-            // Never to be handed to anybody else: dropped, it is released or given up.
+        if chunk.is_shared() || chunk.props() != self.inner.props {
+            // Never to be handed to those who come here: dropped, it is released or given up.
             return;
         }
         if let Err((chunk, error)) = chunk.release() {

@@ -8,6 +8,7 @@ mod ahead;
 mod background;
 mod deferred;
 mod drivers;
+mod edges;
 mod faults;
 mod life;
 mod limits;

@@ -41,6 +41,9 @@ static _Thread_local int depth;
 static Job jobs[256];
 static u64 queued, done;
 static int failing, capturing;
+// How each thread gets on with captures; 2 is relaxed. And how many calls broke those that others have under way.
+static _Thread_local unsigned mode;
+static long broke;
 static long handles, spans, maps, streams, events;
 // Page-locked pieces, and how often the next ones are refused.
 static struct { char *at; size_t n; int owned, flags; } pins[64];
@@ -58,6 +61,8 @@ void fake_rdma_prop(unsigned out[4]) {
     out[0] = last_prop.handle_types; out[1] = last_prop.flags.rdma; out[2] = last_prop.type;
     out[3] = (unsigned)last_prop.location.id;
 }
+long fake_broke(void) { return broke; }
+long fake_mode(void) { return mode; }
 long fake_alive(void) { return handles + spans + maps + streams + events + pinned; }
 void fake_fail_pin(int nth) { pin_fails_in = nth; }
 int fake_pin_flags(char *at) {
@@ -66,6 +71,7 @@ int fake_pin_flags(char *at) {
 }
 
 static int enter(void) {
+    broke += mode != 2;
     if (failing) return failing;
     if (!depth || !stack[depth - 1]) return 201;
     return stack[depth - 1]->destroyed ? 709 : 0;
@@ -160,6 +166,7 @@ int cuStreamCreate(Stream **s, unsigned flags) {
 }
 int cuStreamDestroy_v2(Stream *s) { ENTER; s->destroyed = 1; streams--; return 0; }
 int cuStreamSynchronize(Stream *s) { ENTER; if (s && s->destroyed) return 400; drain(); return 0; }
+int cuThreadExchangeStreamCaptureMode(unsigned *m) { unsigned was = mode; mode = *m; *m = was; return 0; }
 int cuStreamIsCapturing(Stream *s, unsigned *status) {
     ENTER;
     (void)s;
