@@ -26,8 +26,9 @@
 //! From a threshold on (the granularity unless set) a block **owns a span** with [`Headroom`]: to grow is to map more
 //! under the same address, to shrink is to unmap, and the spans of freed blocks are kept for the next. Smaller blocks lie
 //! side by side in **one shared span**, of which each 2 MiB slot has its chunk only while something lies there: slots
-//! that hold nothing, in the middle too, lend their chunks to others and give them back above what is to be kept. What is
-//! known of blocks is kept apart from them; nothing is written into the memory.
+//! that hold nothing, in the middle too, lend their chunks to others and give them back above what is to be kept. Blocks
+//! below an eighth of a slot lie apart from larger ones, whose chunks they would keep. What is known of blocks is kept
+//! apart from them; nothing is written into the memory.
 //!
 //! ```text
 //! shared   | slot | slot | hole | slot | hole | slot |            addresses, no memory            |

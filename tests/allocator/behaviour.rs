@@ -395,6 +395,27 @@ fn threads_share_holes_on_a_full_card() {
     }
 }
 
+/// Small blocks that stay do not hold on to the chunks of large ones that came and went beside them.
+#[test]
+fn small_blocks_keep_no_large_chunks() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let uniform = world.device.verdict().granularity().max(Bytes::mib(1));
+        let builder = builder(&world).slot(uniform).threshold(Bytes::mib(16)).keep(Bytes::ZERO).heaps(1);
+        let allocator = builder.build_on_device().unwrap();
+        let (small, large) = (layout(20 << 10, 1), layout(uniform.get() as usize * 3 / 2, 1));
+        let blocks: Vec<_> = (0..20).map(|_| (allocate(&allocator, small), allocate(&allocator, large))).collect();
+        for (_, block) in &blocks {
+            free(&allocator, *block, large);
+        }
+        assert_eq!(allocator.figures().bytes_committed, uniform, "{}", world.name);
+        for (block, _) in blocks {
+            free(&allocator, block, small);
+        }
+        drop(allocator);
+        world.assert_empty("after small and large");
+    }
+}
+
 /// What follows a block has no memory and there is none: the block moves to a hole that has.
 #[test]
 fn a_block_moves_to_a_hole_where_it_cannot_grow() {
