@@ -132,10 +132,10 @@ impl Core {
         if let Some(class) = self.ground.classes.of(layout.size(), layout.align()) {
             let result = self.own_heap().take_small(&self.ground, class, May::TakeMore);
             return result
-                .or_else(|error| self.from_any_heap(error, |heap, may| heap.take_small(&self.ground, class, may)));
+                .or_else(|error| self.in_any_heap(error, |heap, may| heap.take_small(&self.ground, class, may)));
         }
         let result = self.own_heap().take_large(&self.ground, size, align, May::TakeMore);
-        result.or_else(|error| self.from_any_heap(error, |heap, may| heap.take_large(&self.ground, size, align, may)))
+        result.or_else(|error| self.in_any_heap(error, |heap, may| heap.take_large(&self.ground, size, align, may)))
     }
 
     /// After memory, addresses or what the system counts ran out: whatever waits for streams or holds nothing is given
@@ -159,7 +159,7 @@ impl Core {
     /// The same for blocks of the shared span: this thread's heap tries again, then all others. They take more memory
     /// only where it was addresses that ran out.
     #[cold]
-    fn from_any_heap(&self, error: Error, take: impl Fn(&mut Heap, May) -> Result<u64>) -> Result<u64> {
+    fn in_any_heap(&self, error: Error, take: impl Fn(&mut Heap, May) -> Result<u64>) -> Result<u64> {
         let may = if matches!(error, Error::Blocked { .. }) { May::TakeMore } else { May::UseMapped };
         self.once_more(error, || {
             let own = take(&mut self.own_heap(), May::TakeMore);

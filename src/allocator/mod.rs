@@ -45,7 +45,7 @@
 //! implements the traits safely. `SpanAllocator<DeviceMemory>` does not implement them; [`DeviceAllocator`] does, and is
 //! had only by an unsafe promise. That safe code cannot get past this is known when it is compiled:
 //!
-//! ```compile_fail
+//! ```compile_fail,E0277
 //! use allocator_api2_04::vec::Vec;
 //! use growspan::{Device, SpanAllocator};
 //!
@@ -53,7 +53,7 @@
 //! let numbers: Vec<u8, _> = Vec::new_in(allocator); // no `Allocator`
 //! ```
 //!
-//! ```compile_fail
+//! ```compile_fail,E0133
 //! use allocator_api2_04::vec::Vec;
 //! use growspan::{Device, SpanAllocator};
 //!

@@ -423,7 +423,7 @@ mod tests {
                         let area = AREAS[dice.roll(2) as usize];
                         // Whichever end is dearer: both have to be right.
                         let odd = dice.roll(2);
-                        let Some(number) = ranges.take(area, size, align, |place| (place.at % 2 ^ odd, 0)) else {
+                        let Some(number) = ranges.take(area, size, align, |place| ((place.at % 2) ^ odd, 0)) else {
                             continue;
                         };
                         let range = ranges.get(number).clone();
