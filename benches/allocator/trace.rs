@@ -8,7 +8,7 @@ use core::alloc::Layout;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use growspan::{Block, Bytes, Device, DeviceMemory, Error, Result, SpanAllocator};
+use growspan::{Block, Bytes, Device, DeviceMemory, Error, Result, Sizing, SpanAllocator};
 
 use crate::{Row, bar, median};
 
@@ -117,10 +117,13 @@ fn plain(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMem
     }
 }
 
-/// An allocator for many blocks of all sizes that come and go: packed side by side, whatever their size.
+/// An allocator for many blocks of all sizes that come and go: packed side by side, but for the few that would not leave
+/// room for others. Those have just what they need, and keep nothing when they are freed.
 fn packed(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
-    let keep = Bytes::new(device.memory()?.total);
-    let builder = SpanAllocator::builder(device).threshold(Bytes::gib(2)).keep(keep).heaps(1);
+    let total = device.memory()?.total;
+    let threshold = Bytes::new((total / 8).clamp(64 << 20, 64 << 30));
+    let builder = SpanAllocator::builder(device).threshold(threshold).keep(Bytes::new(total)).heaps(1);
+    let builder = builder.sizing(Sizing::Exact).recycle(0);
     let builder = match slot {
         Some(slot) => builder.slot(slot),
         None => builder,

@@ -1,12 +1,14 @@
 //! One heap: blocks of shared spans, all that is known of them kept apart from the memory.
 
+mod resize;
+
 use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::VecDeque;
 
 use super::classes::PAGE;
 use super::ground::Ground;
-use super::ranges::{Place, Ranges};
+use super::ranges::{Area, Place, Ranges};
 use super::region::{Region, Tag};
 use super::slab::{NONE, Slab, slab_bytes};
 use crate::error::{Error, Result};
@@ -35,6 +37,9 @@ pub(super) struct Heap {
     /// Their sizes as they lie there, in bytes.
     pub(super) bytes: u64,
 }
+
+/// Ranges below this part of a slot lie apart from larger ones.
+const FINE: u64 = 8;
 
 /// What a heap may do for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +97,7 @@ impl Heap {
     fn take_small_anew(&mut self, ground: &Ground, class: usize, may: May) -> Result<u64> {
         let block = ground.classes.size(class);
         let bytes = slab_bytes(block);
-        let (range, address) = self.take_range(ground, bytes, PAGE as u64, may)?;
+        let (range, address) = self.take_range(ground, Area::Fine, bytes, PAGE as u64, may)?;
         let slab = Slab::new(address, bytes, u16::try_from(class).unwrap_or(u16::MAX), block, range);
         let number = match self.spare_slabs.pop() {
             Some(number) => {
@@ -115,7 +120,8 @@ impl Heap {
     /// A block of more than a page, or of an alignment beyond one.
     pub(super) fn take_large(&mut self, ground: &Ground, bytes: u64, align: u64, may: May) -> Result<u64> {
         let bytes = bytes.max(PAGE as u64).next_multiple_of(ground.unit);
-        let (range, address) = self.take_range(ground, bytes, align, may)?;
+        let area = if bytes < ground.slot / FINE { Area::Fine } else { Area::Coarse };
+        let (range, address) = self.take_range(ground, area, bytes, align, may)?;
         let region = self.ranges.get(range).region;
         if let Some(region) = self.region_mut(region) {
             region.set_tags(address, 0, Tag::Range(range));
@@ -126,18 +132,26 @@ impl Heap {
     }
 
     /// A range with memory under it: its number and address.
-    fn take_range(&mut self, ground: &Ground, bytes: u64, align: u64, may: May) -> Result<(u32, u64)> {
+    fn take_range(&mut self, ground: &Ground, area: Area, bytes: u64, align: u64, may: May) -> Result<(u32, u64)> {
+        // What is an allocation of its own has all its memory anyway.
+        let (area, other) = match area {
+            Area::Coarse if ground.is_span() => (area, Area::Fine),
+            _ => (Area::Fine, Area::Coarse),
+        };
         let full = || Error::Overflow { what: "a block", count: bytes, size: 1 };
         let size = u32::try_from(bytes / ground.unit).map_err(|_| full())?;
         let align = u32::try_from(align / ground.unit).map_err(|_| full())?.max(1);
         let mut fresh = None;
-        let range = match self.place(ground, size, align) {
+        let range = match self.place(ground, area, size, align) {
             Some(range) => range,
-            None if may == May::UseMapped => return Err(full()),
-            None => {
-                fresh = Some(self.add_region(ground)?);
-                self.place(ground, size, align).ok_or_else(full)?
-            }
+            None if may == May::UseMapped => self.place(ground, other, size, align).ok_or_else(full)?,
+            None => match self.add_region(ground, area) {
+                Ok(region) => {
+                    fresh = Some(region);
+                    self.place(ground, area, size, align).ok_or_else(full)?
+                }
+                Err(error) => self.place(ground, other, size, align).ok_or(error)?,
+            },
         };
         let found = self.ranges.get(range).clone();
         let offset = u64::from(found.at) * ground.unit;
@@ -157,17 +171,17 @@ impl Heap {
         Ok((range, base + offset))
     }
 
-    /// A range where the fewest chunks would have to be mapped.
-    fn place(&mut self, ground: &Ground, size: u32, align: u32) -> Option<u32> {
+    /// A range that keeps the fewest chunks in use that nothing uses yet, and needs the fewest new ones.
+    fn place(&mut self, ground: &Ground, area: Area, size: u32, align: u32) -> Option<u32> {
         let regions = &self.regions;
-        let missing = |place: Place| {
-            let Some(Some(region)) = regions.get(place.region as usize) else { return 0 };
-            region.missing(u64::from(place.at) * ground.unit, u64::from(place.size) * ground.unit)
+        let cost = |place: Place| {
+            let Some(Some(region)) = regions.get(place.region as usize) else { return (0, 0) };
+            region.cost(u64::from(place.at) * ground.unit, u64::from(place.size) * ground.unit)
         };
-        self.ranges.take(size, align, missing)
+        self.ranges.take(area, size, align, cost)
     }
 
-    fn add_region(&mut self, ground: &Ground) -> Result<u32> {
+    fn add_region(&mut self, ground: &Ground, area: Area) -> Result<u32> {
         let region = ground.take_region(self.owner)?;
         let number = region.number;
         let units = u32::try_from(ground.region / ground.unit).unwrap_or(u32::MAX);
@@ -175,7 +189,7 @@ impl Heap {
             self.regions.resize_with(number as usize + 1, || None);
         }
         self.regions[number as usize] = Some(Box::new(region));
-        self.ranges.add_region(number, units);
+        self.ranges.add_region(area, number, units);
         Ok(number)
     }
 
@@ -486,69 +500,6 @@ impl Heap {
         for range in self.ranges.whole_regions() {
             self.give_up_region(ground, range);
         }
-    }
-
-    /// How large the block at an address is, in bytes; none if there is none.
-    pub(super) fn size_of(&self, ground: &Ground, region: u32, address: u64) -> Option<u64> {
-        match self.region(region)?.tag(address) {
-            Tag::Slab(number) => Some(u64::from(self.slabs.get(number as usize)?.as_ref()?.block())),
-            Tag::Range(range) => Some(u64::from(self.ranges.get(range).size) * ground.unit),
-            Tag::None => None,
-        }
-    }
-
-    /// Makes the block at an address hold `bytes` without moving it. False if it cannot.
-    ///
-    /// # Errors
-    /// As for taking one; nothing has changed.
-    pub(super) fn grow(&mut self, ground: &Ground, region: u32, address: u64, bytes: u64) -> Result<bool> {
-        let Some(Tag::Range(range)) = self.region(region).map(|region| region.tag(address)) else {
-            return Ok(self.size_of(ground, region, address).is_some_and(|size| size >= bytes));
-        };
-        let old = self.ranges.get(range).clone();
-        let Some(bytes) = bytes.checked_next_multiple_of(ground.unit) else { return Ok(false) };
-        let Ok(size) = u32::try_from(bytes / ground.unit) else { return Ok(false) };
-        if size <= old.size {
-            return Ok(true);
-        }
-        if !self.ranges.grow(range, size) {
-            return Ok(false);
-        }
-        let unit = ground.unit;
-        let (from, to) = (u64::from(old.at + old.size) * unit, u64::from(old.at + size) * unit);
-        if let Err(error) = self.commit(ground, old.region, from, to - from) {
-            self.ranges.shrink(range, old.size);
-            return Err(error);
-        }
-        // The slot astride the old end was touched by it already and counts once.
-        let astride = from % ground.slot != 0 && ground.is_span();
-        if astride && let Some(region) = self.region_mut(old.region) {
-            let slot = *region.slots_of(from, 1).start();
-            region.leave(slot);
-        }
-        self.bytes += to - from;
-        Ok(true)
-    }
-
-    /// Gives back what is behind the first `bytes` of the block at an address, as far as that can be.
-    pub(super) fn shrink(&mut self, ground: &Ground, region: u32, address: u64, bytes: u64) {
-        let Some(Tag::Range(range)) = self.region(region).map(|region| region.tag(address)) else { return };
-        let old = self.ranges.get(range).clone();
-        let bytes = bytes.max(PAGE as u64).next_multiple_of(ground.unit);
-        let Ok(size) = u32::try_from(bytes / ground.unit) else { return };
-        if size >= old.size {
-            return;
-        }
-        let unit = ground.unit;
-        let (from, to) = (u64::from(old.at + size) * unit, u64::from(old.at + old.size) * unit);
-        if let Some(found) = self.region(old.region) {
-            // The slot astride the new end stays.
-            let kept = *found.slots_of(from - 1, 1).start();
-            let gone = found.slots_of(from, to - from).filter(move |slot| *slot != kept);
-            self.leave(ground, old.region, gone);
-        }
-        self.ranges.shrink(range, size);
-        self.bytes -= to - from;
     }
 
     /// How much memory it has, in bytes.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::ranges::Ranges;
+use super::ranges::{Area, Ranges};
 
 /// Units of 256 bytes: 4 GiB of addresses, slots of 2 MiB.
 const UNITS: u32 = 1 << 24;
@@ -21,7 +21,7 @@ trait Ours {
 
 impl Ours for Ranges {
     fn take(&mut self, size: u32) -> Option<(u32, u32)> {
-        let number = Self::take(self, size, 1, |_| 0)?;
+        let number = Self::take(self, Area::Fine, size, 1, |_| (0, 0))?;
         Some((number, self.get(number).at))
     }
 
@@ -119,7 +119,7 @@ fn fill(allocator: &mut dyn Ours) -> f64 {
 fn beside_offset_allocator() {
     let ours = || {
         let mut ranges = Ranges::new();
-        ranges.add_region(0, UNITS);
+        ranges.add_region(Area::Fine, 0, UNITS);
         ranges
     };
     let theirs = || Theirs {

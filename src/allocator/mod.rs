@@ -26,8 +26,9 @@
 //! From a threshold on (the granularity unless set) a block **owns a span** with [`Headroom`]: to grow is to map more
 //! under the same address, to shrink is to unmap, and the spans of freed blocks are kept for the next. Smaller blocks lie
 //! side by side in **one shared span**, of which each 2 MiB slot has its chunk only while something lies there: slots
-//! that hold nothing, in the middle too, lend their chunks to others and give them back above what is to be kept. What is
-//! known of blocks is kept apart from them; nothing is written into the memory.
+//! that hold nothing, in the middle too, lend their chunks to others and give them back above what is to be kept. Blocks
+//! below an eighth of a slot lie apart from larger ones, whose chunks they would keep. What is known of blocks is kept
+//! apart from them; nothing is written into the memory.
 //!
 //! ```text
 //! shared   | slot | slot | hole | slot | hole | slot |            addresses, no memory            |
@@ -44,7 +45,7 @@
 //! over [page-locked memory](SpanAllocatorBuilder::build_page_locked) for any device, and implements the traits safely. `SpanAllocator<DeviceMemory>` does not implement them; [`DeviceAllocator`] does, and is
 //! had only by an unsafe promise. That safe code cannot get past this is known when it is compiled:
 //!
-//! ```compile_fail
+//! ```compile_fail,E0277
 //! use allocator_api2_04::vec::Vec;
 //! use growspan::{Device, SpanAllocator};
 //!
@@ -52,7 +53,7 @@
 //! let numbers: Vec<u8, _> = Vec::new_in(allocator); // no `Allocator`
 //! ```
 //!
-//! ```compile_fail
+//! ```compile_fail,E0133
 //! use allocator_api2_04::vec::Vec;
 //! use growspan::{Device, SpanAllocator};
 //!

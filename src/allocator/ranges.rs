@@ -20,11 +20,20 @@ const LEVELS: usize = 32 - STEPS_LOG as usize + 1;
 const LOOK: usize = 8;
 
 /// How many lists are asked for a range that costs nothing.
-const LISTS: u32 = 4;
+const LISTS: u32 = 8;
+
+/// Two kinds of regions, so that what is small does not keep memory under what is large: a chunk in which one small block
+/// lies stays, whatever lay beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Area {
+    Fine,
+    Coarse,
+}
 
 /// A range of one region, in units.
 #[derive(Clone, Debug)]
 pub(super) struct Range {
+    area: Area,
     pub(super) region: u32,
     pub(super) at: u32,
     pub(super) size: u32,
@@ -50,6 +59,16 @@ pub(super) struct Place {
 pub(super) struct Ranges {
     ranges: Vec<Range>,
     spare: u32,
+    /// The free ones, for each area.
+    lists: [Lists; 2],
+}
+
+/// What a place would cost: slots that nothing touches yet, then those of them that have no memory.
+pub(super) type Cost = (u32, u32);
+
+/// Free ranges by size, and bits for the lists that hold any.
+#[derive(Debug)]
+struct Lists {
     level_bits: u32,
     step_bits: [u16; LEVELS],
     heads: [u32; LEVELS * STEPS],
@@ -65,10 +84,24 @@ fn list_of(size: u32) -> (usize, usize) {
     ((log - STEPS_LOG) as usize + 1, step)
 }
 
+impl Lists {
+    /// The next list of larger ranges that has any.
+    fn next(&self, level: usize, step: usize) -> Option<(usize, usize)> {
+        // Lists above, on this level and then on the next that has any.
+        let above = self.step_bits[level] & u16::MAX.checked_shl(step as u32 + 1).unwrap_or(0);
+        if above != 0 {
+            return Some((level, above.trailing_zeros() as usize));
+        }
+        let levels = self.level_bits & u32::MAX.checked_shl(level as u32 + 1).unwrap_or(0);
+        let level = (levels != 0).then(|| levels.trailing_zeros() as usize)?;
+        Some((level, self.step_bits[level].trailing_zeros() as usize))
+    }
+}
+
 impl Ranges {
     pub(super) fn new() -> Self {
-        let heads = [NONE; LEVELS * STEPS];
-        Self { ranges: Vec::new(), spare: NONE, level_bits: 0, step_bits: [0; LEVELS], heads }
+        let lists = || Lists { level_bits: 0, step_bits: [0; LEVELS], heads: [NONE; LEVELS * STEPS] };
+        Self { ranges: Vec::new(), spare: NONE, lists: [lists(), lists()] }
     }
 
     pub(super) fn get(&self, number: u32) -> &Range {
@@ -80,9 +113,9 @@ impl Ranges {
     }
 
     /// A region of `size` units, all free.
-    pub(super) fn add_region(&mut self, region: u32, size: u32) -> u32 {
-        let number =
-            self.entry(Range { region, at: 0, size, used: false, before: NONE, after: NONE, prev: NONE, next: NONE });
+    pub(super) fn add_region(&mut self, area: Area, region: u32, size: u32) -> u32 {
+        let (before, after, prev, next) = (NONE, NONE, NONE, NONE);
+        let number = self.entry(Range { area, region, at: 0, size, used: false, before, after, prev, next });
         self.link(number);
         number
     }
@@ -109,17 +142,17 @@ impl Ranges {
                 Some(this)
             })
         };
-        self.heads.iter().flat_map(|head| listed(*head)).filter(|number| self.is_whole_region(*number)).collect()
+        let heads = self.lists.iter().flat_map(|lists| &lists.heads);
+        heads.flat_map(|head| listed(*head)).filter(|number| self.is_whole_region(*number)).collect()
     }
 
-    /// A used range of `size` units (not zero) at a multiple of `align` units (a power of two); none if no free one holds
-    /// it. Of the few that are looked at the one with the least `cost` is taken, of equal ones the smallest, and the lowest
-    /// of those.
-    pub(super) fn take(&mut self, size: u32, align: u32, cost: impl Fn(Place) -> u32) -> Option<u32> {
-        let number = self.find(size, align, cost)?;
+    /// A used range of an area, of `size` units (not zero) at a multiple of `align` units (a power of two); none if no free
+    /// one holds it. Of the few that are looked at, and their two ends, the place with the least `cost` is taken; of equal
+    /// ones that in the smallest range, and the lowest of those.
+    pub(super) fn take(&mut self, area: Area, size: u32, align: u32, cost: impl Fn(Place) -> Cost) -> Option<u32> {
+        let (number, at) = self.find(area, size, align, cost)?;
         self.unlink(number);
-        let at = self.get(number).at;
-        let gap = at.next_multiple_of(align) - at;
+        let gap = at - self.get(number).at;
         let number = if gap > 0 {
             let rest = self.split(number, gap);
             self.link(number);
@@ -132,46 +165,40 @@ impl Ranges {
         Some(number)
     }
 
-    /// A free range in which `size` units fit: among the first few of the list of that size, and of the next one that has
-    /// any, in which all are large enough but for the alignment.
-    fn find(&self, size: u32, align: u32, cost: impl Fn(Place) -> u32) -> Option<u32> {
+    /// A free range in which `size` units fit, and where: among the first few of the list of that size, and of the next
+    /// ones that have any, in which all are large enough but for the alignment.
+    fn find(&self, area: Area, size: u32, align: u32, cost: impl Fn(Place) -> Cost) -> Option<(u32, u32)> {
+        let all = &self.lists[area as usize];
         let mut best = None;
         let mut list = Some(list_of(size));
         let mut lists = 0;
         while let Some((level, step)) = list {
-            let mut number = self.heads[level * STEPS + step];
+            let mut number = all.heads[level * STEPS + step];
             for _ in 0..LOOK {
                 if number == NONE {
                     break;
                 }
                 let range = self.get(number);
-                let at = range.at.next_multiple_of(align);
-                if range.size > at - range.at && range.size - (at - range.at) >= size {
-                    let key = (cost(Place { region: range.region, at, size }), range.size, range.region, range.at);
-                    if best.is_none_or(|(least, _)| key < least) {
-                        best = Some((key, number));
+                let first = range.at.next_multiple_of(align);
+                if range.size > first - range.at && range.size - (first - range.at) >= size {
+                    let last = (range.at + range.size - size) & !(align - 1);
+                    // Where they are one place it is looked at twice, for want of a reason to ask.
+                    for at in [first, last] {
+                        let cost = cost(Place { region: range.region, at, size });
+                        let key = (cost, range.size, range.region, at);
+                        if best.is_none_or(|(least, _)| key < least) {
+                            best = Some((key, number));
+                        }
                     }
                 }
                 number = range.next;
             }
             lists += 1;
             // The lists above are asked as long as nothing was found, and a few more for one that costs nothing.
-            let enough = best.is_some_and(|((cost, ..), _)| cost == 0 || lists >= LISTS);
-            list = self.next_list(level, step).filter(|_| !enough);
+            let enough = best.is_some_and(|((cost, ..), _)| cost.0 == 0 || lists >= LISTS);
+            list = all.next(level, step).filter(|_| !enough);
         }
-        best.map(|(_, number)| number)
-    }
-
-    /// The next list of larger ranges that has any.
-    fn next_list(&self, level: usize, step: usize) -> Option<(usize, usize)> {
-        // Lists above, on this level and then on the next that has any.
-        let above = self.step_bits[level] & u16::MAX.checked_shl(step as u32 + 1).unwrap_or(0);
-        if above != 0 {
-            return Some((level, above.trailing_zeros() as usize));
-        }
-        let levels = self.level_bits & u32::MAX.checked_shl(level as u32 + 1).unwrap_or(0);
-        let level = (levels != 0).then(|| levels.trailing_zeros() as usize)?;
-        Some((level, self.step_bits[level].trailing_zeros() as usize))
+        best.map(|((.., at), number)| (number, at))
     }
 
     /// Gives back what is behind the first `size` units of a range that is in no list.
@@ -223,22 +250,23 @@ impl Ranges {
 
     /// Puts a free range into the list of its size.
     fn link(&mut self, number: u32) {
-        let (level, step) = list_of(self.get(number).size);
-        let head = self.heads[level * STEPS + step];
+        let Range { area, size, .. } = *self.get(number);
+        let (level, step) = list_of(size);
+        let lists = &mut self.lists[area as usize];
+        let head = core::mem::replace(&mut lists.heads[level * STEPS + step], number);
+        lists.step_bits[level] |= 1 << step;
+        lists.level_bits |= 1 << level;
         let range = self.get_mut(number);
         range.prev = NONE;
         range.next = head;
         if head != NONE {
             self.get_mut(head).prev = number;
         }
-        self.heads[level * STEPS + step] = number;
-        self.step_bits[level] |= 1 << step;
-        self.level_bits |= 1 << level;
     }
 
     /// Takes a free range out of the list of its size, which is still what it was when it was put there.
     fn unlink(&mut self, number: u32) {
-        let Range { size, prev, next, .. } = *self.get(number);
+        let Range { area, size, prev, next, .. } = *self.get(number);
         let (level, step) = list_of(size);
         if next != NONE {
             self.get_mut(next).prev = prev;
@@ -247,19 +275,21 @@ impl Ranges {
             self.get_mut(prev).next = next;
             return;
         }
-        self.heads[level * STEPS + step] = next;
+        let lists = &mut self.lists[area as usize];
+        lists.heads[level * STEPS + step] = next;
         if next == NONE {
-            self.step_bits[level] &= !(1 << step);
-            if self.step_bits[level] == 0 {
-                self.level_bits &= !(1 << level);
+            lists.step_bits[level] &= !(1 << step);
+            if lists.step_bits[level] == 0 {
+                lists.level_bits &= !(1 << level);
             }
         }
     }
 
     /// Cuts a range that is in no list behind its first `size` units. The rest is in no list either.
     fn split(&mut self, number: u32, size: u32) -> u32 {
-        let Range { region, at, size: all, after, .. } = *self.get(number);
+        let Range { area, region, at, size: all, after, .. } = *self.get(number);
         let rest = self.entry(Range {
+            area,
             region,
             at: at + size,
             size: all - size,
@@ -314,6 +344,12 @@ mod tests {
     use super::*;
 
     const UNITS: u32 = 1 << 14;
+    const AREAS: [Area; 2] = [Area::Fine, Area::Coarse];
+
+    /// A place that costs nothing, like all others.
+    fn free(_: Place) -> Cost {
+        (0, 0)
+    }
 
     struct Dice(u64);
 
@@ -346,20 +382,23 @@ mod tests {
             assert_eq!(at, UNITS);
         }
         let mut listed = Vec::new();
-        for level in 0..LEVELS {
-            for step in 0..STEPS {
-                let mut number = ranges.heads[level * STEPS + step];
-                assert_eq!(ranges.step_bits[level] & (1 << step) != 0, number != NONE);
-                let mut prev = NONE;
-                while number != NONE {
-                    let range = ranges.get(number);
-                    assert_eq!((list_of(range.size), range.prev), ((level, step), prev));
-                    listed.push(number);
-                    prev = number;
-                    number = range.next;
+        for area in AREAS {
+            let lists = &ranges.lists[area as usize];
+            for level in 0..LEVELS {
+                for step in 0..STEPS {
+                    let mut number = lists.heads[level * STEPS + step];
+                    assert_eq!(lists.step_bits[level] & (1 << step) != 0, number != NONE);
+                    let mut prev = NONE;
+                    while number != NONE {
+                        let range = ranges.get(number);
+                        assert_eq!((range.area, list_of(range.size), range.prev), (area, (level, step), prev));
+                        listed.push(number);
+                        prev = number;
+                        number = range.next;
+                    }
                 }
+                assert_eq!(lists.level_bits & (1 << level) != 0, lists.step_bits[level] != 0);
             }
-            assert_eq!(ranges.level_bits & (1 << level) != 0, ranges.step_bits[level] != 0);
         }
         free.sort_unstable();
         listed.sort_unstable();
@@ -372,7 +411,7 @@ mod tests {
             let mut dice = Dice(seed);
             let mut ranges = Ranges::new();
             // The first range of a region stays the first: joins and splits keep the left entry.
-            let firsts = [ranges.add_region(0, UNITS), ranges.add_region(1, UNITS)];
+            let firsts = [ranges.add_region(Area::Fine, 0, UNITS), ranges.add_region(Area::Coarse, 1, UNITS)];
             let mut owner = [vec![NONE; UNITS as usize], vec![NONE; UNITS as usize]];
             let mut live: Vec<u32> = Vec::new();
             for step in 0..4000 {
@@ -381,9 +420,15 @@ mod tests {
                         let bound = [4, 60, 900][dice.roll(3) as usize];
                         let size = 1 + dice.roll(bound);
                         let align = 1 << dice.roll(7);
-                        let Some(number) = ranges.take(size, align, |_| 0) else { continue };
+                        let area = AREAS[dice.roll(2) as usize];
+                        // Whichever end is dearer: both have to be right.
+                        let odd = dice.roll(2);
+                        let Some(number) = ranges.take(area, size, align, |place| ((place.at % 2) ^ odd, 0)) else {
+                            continue;
+                        };
                         let range = ranges.get(number).clone();
                         assert!(range.used && range.size == size && range.at.is_multiple_of(align));
+                        assert_eq!(range.region, area as u32);
                         let units = &mut owner[range.region as usize][range.at as usize..][..size as usize];
                         assert!(units.iter().all(|unit| *unit == NONE), "a range in use was handed out");
                         units.fill(number);
@@ -426,24 +471,42 @@ mod tests {
             for first in firsts {
                 ranges.remove_region(first);
             }
-            assert_eq!((ranges.level_bits, ranges.take(1, 1, |_| 0)), (0, None));
+            for area in AREAS {
+                assert_eq!((ranges.lists[area as usize].level_bits, ranges.take(area, 1, 1, free)), (0, None));
+            }
         }
     }
 
     #[test]
     fn a_range_that_fits_exactly_is_found_before_a_larger_one() {
         let mut ranges = Ranges::new();
-        ranges.add_region(0, UNITS);
-        let taken: Vec<u32> = [700, 1, 690, 1, 720, 1].map(|size| ranges.take(size, 1, |_| 0).unwrap()).to_vec();
+        ranges.add_region(Area::Fine, 0, UNITS);
+        let taken: Vec<u32> =
+            [700, 1, 690, 1, 720, 1].map(|size| ranges.take(Area::Fine, size, 1, free).unwrap()).to_vec();
         for hole in [0, 2, 4] {
             ranges.put(taken[hole]);
         }
-        let number = ranges.take(690, 1, |_| 0).unwrap();
+        let number = ranges.take(Area::Fine, 690, 1, free).unwrap();
         assert_eq!(ranges.get(number).at, 701, "the hole of just that size");
         // No list above is asked although 720 is in a list whose ranges may be too small.
-        let number = ranges.take(715, 1, |_| 0).unwrap();
+        let number = ranges.take(Area::Fine, 715, 1, free).unwrap();
         assert_eq!(ranges.get(number).at, 1392);
-        assert_eq!(ranges.take(UNITS, 1, |_| 0), None);
-        assert_eq!(ranges.take(u32::MAX, 64, |_| 0), None);
+        assert_eq!(ranges.take(Area::Fine, UNITS, 1, free), None);
+        assert_eq!(ranges.take(Area::Fine, u32::MAX, 64, free), None);
+    }
+    #[test]
+    fn the_cheaper_end_of_a_hole_is_taken() {
+        for cheap in [0, 1000 - 300] {
+            let mut ranges = Ranges::new();
+            ranges.add_region(Area::Fine, 0, UNITS);
+            let hole = ranges.take(Area::Fine, 1000, 1, free).unwrap();
+            ranges.take(Area::Fine, UNITS - 1000, 1, free).unwrap();
+            ranges.put(hole);
+            let number = ranges.take(Area::Fine, 300, 4, |place| (u32::from(place.at != cheap), 0)).unwrap();
+            assert_eq!((ranges.get(number).at, ranges.get(number).size), (cheap, 300));
+            // The rest is there, in one piece.
+            assert!(ranges.take(Area::Fine, 700, 1, free).is_some());
+            assert_eq!(ranges.take(Area::Fine, 1, 1, free), None);
+        }
     }
 }

@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::RangeInclusive;
 
 use super::classes::PAGE;
+use super::ranges::Cost;
 use crate::backing::Backing;
 use crate::error::Result;
 use crate::pool::Chunk;
@@ -116,6 +117,21 @@ impl Region {
             Under::Slots(slots) => slots.missing(self.slots_of(offset, bytes)),
             Under::Block(_) => 0,
         }
+    }
+
+    /// What `bytes` of a free range at an offset would cost: none but its first slot and its last can be in use already.
+    pub(super) fn cost(&self, offset: u64, bytes: u64) -> Cost {
+        /// Of so many slots it is looked whether they have memory.
+        const LOOK: usize = 32;
+        let slots = self.slots_of(offset, bytes);
+        let (first, last) = (*slots.start(), *slots.end());
+        let touched = |slot: usize| self.touched.get(slot).is_some_and(|touched| *touched > 0);
+        let shared = usize::from(touched(first)) + usize::from(first < last && touched(last));
+        let missing = match &self.under {
+            Under::Slots(slots) => slots.missing(first..=last.min(first + LOOK)),
+            Under::Block(_) => return (0, 0),
+        };
+        (u32::try_from(last - first + 1 - shared).unwrap_or(u32::MAX), missing)
     }
 
     /// How much has memory, in bytes.

@@ -369,7 +369,8 @@ fn threads_share_the_last_region() {
 /// One heap has all memory, and holes in it that are no whole slots: others' threads get those before an error.
 #[test]
 fn threads_share_holes_on_a_full_card() {
-    for world in worlds() {
+    for contiguous in [false, true] {
+        let world = World::sim(card().total(Bytes::mib(32)), DeviceOptions::new().contiguous(contiguous));
         let allocator = builder(&world).threshold(Bytes::kib(64)).keep(Bytes::ZERO).heaps(4).build_on_device().unwrap();
         let layout = layout(20 << 10, 1);
         let mut blocks = Vec::new();
@@ -392,6 +393,27 @@ fn threads_share_holes_on_a_full_card() {
         }
         drop(allocator);
         world.assert_empty("after sharing holes");
+    }
+}
+
+/// Small blocks that stay do not hold on to the chunks of large ones that came and went beside them.
+#[test]
+fn small_blocks_keep_no_large_chunks() {
+    for world in worlds().into_iter().filter(World::is_virtual) {
+        let uniform = world.device.verdict().granularity().max(Bytes::mib(1));
+        let builder = builder(&world).slot(uniform).threshold(Bytes::mib(16)).keep(Bytes::ZERO).heaps(1);
+        let allocator = builder.build_on_device().unwrap();
+        let (small, large) = (layout(20 << 10, 1), layout(uniform.get() as usize * 3 / 2, 1));
+        let blocks: Vec<_> = (0..20).map(|_| (allocate(&allocator, small), allocate(&allocator, large))).collect();
+        for (_, block) in &blocks {
+            free(&allocator, *block, large);
+        }
+        assert_eq!(allocator.figures().bytes_committed, uniform, "{}", world.name);
+        for (block, _) in blocks {
+            free(&allocator, block, small);
+        }
+        drop(allocator);
+        world.assert_empty("after small and large");
     }
 }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use bytemuck::Pod;
-use growspan::{RawAllocator, Result};
+use growspan::{Error, RawAllocator, Result};
 
 use crate::DeviceVec;
 
@@ -63,9 +63,12 @@ impl<T: Pod, A: RawAllocator> DeviceSlab<T, A> {
             (*turn, *used) = (turn.wrapping_add(1), true);
             return Ok(Key { place, turn: *turn });
         }
+        let count = self.places.len();
+        let full = |_| Error::Overflow { what: "a slab", count: count as u64, size: size_of::<T>() as u64 };
+        let place = u32::try_from(count).map_err(full)?;
         self.elements.push(element)?;
         self.places.push((0, true));
-        Ok(Key { place: u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX), turn: 0 })
+        Ok(Key { place, turn: 0 })
     }
 
     fn holds(&self, key: Key) -> bool {

@@ -134,7 +134,8 @@ impl<T: Pod, A: RawAllocator> DeviceVec<T, A> {
         Ok(())
     }
 
-    /// Appends the elements of another vector, device to device if both lie on the same one.
+    /// Appends the elements of another vector, device to device if both lie on the same one. If its allocator is a handle
+    /// of another stream, what is queued there, as when it grew, is over by then.
     ///
     /// # Errors
     /// When there is no memory; what the driver says. The vector is then as it was.

@@ -181,6 +181,24 @@ fn on_a_simulated_card() {
     }
 }
 
+/// On a stream where all copies on the device wait: what the host reads and writes waits for them.
+#[test]
+fn on_a_stream() {
+    for contiguous in [false, true] {
+        let sim = SimDriver::builder().total(Bytes::gib(1)).queue_copies(true).build();
+        let device = DeviceOptions::new().contiguous(contiguous).open(sim.driver()).unwrap();
+        let spans = SpanAllocator::builder(&device).build_on_device().unwrap();
+        let handle = spans.with_stream(sim.stream()).unwrap();
+        vectors(&handle);
+        slabs(&handle);
+        rings(&handle);
+        spans.trim();
+        assert_eq!(spans.figures().blocks, 0);
+        drop((spans, handle, device));
+        sim.assert_clean();
+    }
+}
+
 /// On AMD's runtime, or on the library that stands in for it (ci/containers.sh); skipped where there is neither.
 #[test]
 fn on_hip() {

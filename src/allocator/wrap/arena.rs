@@ -40,7 +40,7 @@ use crate::sys::fork::Process;
 ///
 /// A container that still borrows the arena keeps it from being reset:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0502
 /// use allocator_api2_04::vec::Vec;
 /// use growspan::{ArenaAllocator, Bytes, Device, SpanAllocator};
 ///
