@@ -8,7 +8,7 @@ use core::alloc::Layout;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use growspan::{Block, Bytes, Device, DeviceMemory, Error, Result, Sizing, SpanAllocator};
+use growspan::{Block, Bytes, Device, DeviceMemory, Error, Result, SpanAllocator, SpanAllocatorBuilder};
 
 use crate::{Row, bar, median};
 
@@ -107,28 +107,16 @@ fn measure(
 /// How an allocator is built, over a device and with the slots asked for.
 type Build = fn(&Device, Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>>;
 
-const BUILDERS: [(&str, Build); 2] = [("packed", packed), ("as built without options", plain)];
+const BUILDERS: [(&str, Build); 2] = [
+    ("packed", |device, slot| with_slots(SpanAllocator::builder(device).packed(), slot)),
+    ("as built without options", |device, slot| with_slots(SpanAllocator::builder(device), slot)),
+];
 
-fn plain(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
-    let builder = SpanAllocator::builder(device);
+fn with_slots(builder: SpanAllocatorBuilder, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
     match slot {
         Some(slot) => builder.slot(slot).build_on_device(),
         None => builder.build_on_device(),
     }
-}
-
-/// An allocator for many blocks of all sizes that come and go: packed side by side, but for the few that would not leave
-/// room for others. Those have just what they need, and keep nothing when they are freed.
-fn packed(device: &Device, slot: Option<Bytes>) -> Result<SpanAllocator<DeviceMemory>> {
-    let total = device.memory()?.total;
-    let threshold = Bytes::new((total / 8).clamp(64 << 20, 64 << 30));
-    let builder = SpanAllocator::builder(device).threshold(threshold).keep(Bytes::new(total)).heaps(1);
-    let builder = builder.sizing(Sizing::Exact).recycle(0);
-    let builder = match slot {
-        Some(slot) => builder.slot(slot),
-        None => builder,
-    };
-    builder.build_on_device()
 }
 
 fn layout(bytes: usize) -> Result<Layout> {

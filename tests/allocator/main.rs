@@ -9,6 +9,7 @@ mod behaviour;
 mod drivers;
 mod faults;
 mod model;
+mod packed;
 mod streams;
 mod threads;
 #[path = "../promises/world.rs"]
