@@ -96,6 +96,8 @@ struct Cache {
     /// Where to go on reading: what was read longest ago is what the kernel has dropped.
     next: u64,
     threads: usize,
+    /// How long reading may take at a time.
+    patience: Duration,
     /// A file of our own, without blocks on the disk: reading it fills the cache all the same.
     own: Option<PathBuf>,
 }
@@ -114,7 +116,9 @@ impl Cache {
             (None, None) => return Ok(None),
         };
         let bytes = file.metadata()?.len();
-        let mut cache = Self { file, bytes, next: 0, threads: setting.threads, own };
+        // A third of the time, if there is an end to it.
+        let patience = Duration::from_secs(setting.seconds.map_or(3600, |seconds| seconds.div_ceil(3)));
+        let mut cache = Self { file, bytes, next: 0, threads: setting.threads, patience, own };
         let (before, began) = (meminfo("Cached"), Instant::now());
         cache.fill(bytes)?;
         let more = meminfo("Cached").saturating_sub(before);
@@ -127,8 +131,9 @@ impl Cache {
     fn fill(&mut self, most: u64) -> Outcome<()> {
         const BLOCK: u64 = 16 << 20;
         let turn = BLOCK * self.threads as u64;
-        let mut done = 0;
-        while done < most && meminfo("MemFree") > meminfo("MemTotal") / 32 {
+        let (mut done, began) = (0, Instant::now());
+        let free = || meminfo("MemFree") > meminfo("MemTotal") / 32;
+        while done < most && free() && began.elapsed() < self.patience {
             std::thread::scope(|scope| {
                 let reads = (0..self.threads as u64).map(|thread| {
                     let at = (self.next + thread * BLOCK) % self.bytes.max(1);

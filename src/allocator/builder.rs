@@ -219,7 +219,7 @@ impl SpanAllocatorBuilder {
     /// # if allocator.allocate(core::alloc::Layout::new::<[u8; 8 << 20]>()).is_err() { return Ok(()) }
     /// let mut batch = Vec::new_in(allocator.clone());
     /// batch.extend(0_u32..1 << 20);
-    /// assert!(allocator.device_ptr(&batch[..]).is_some());
+    /// assert!(allocator.device_ptr(batch.as_slice()).is_some());
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "allocator-api2-04"))]

@@ -252,10 +252,12 @@ unsafe impl Driver for LockedHost {
     }
 
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        // Before it is free, since another thread may get the same addresses right after.
+        let piece = self.pieces.lock().remove(&addr);
         // SAFETY: the block came from `allocate` with this size; the caller vouches that nobody uses it.
-        unsafe { self.gate().free_pinned(addr, bytes) }?;
-        self.pieces.lock().remove(&addr);
-        Ok(())
+        unsafe { self.gate().free_pinned(addr, bytes) }.inspect_err(|_| {
+            self.pieces.lock().extend(piece.map(|piece| (addr, piece)));
+        })
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {

@@ -272,10 +272,7 @@ impl<T> PinnedBuffer<T> {
         if len > self.max_len {
             return Err(Error::BeyondMax { asked: len, len: self.len, max_len: self.max_len });
         }
-        let timing = self.region.grow(self.bytes_of(len), &mut told);
-        // A growth that could not be undone, or a shrink before, may have cost some of the memory.
-        self.len = self.len.min(self.capacity());
-        let timing = timing?;
+        let timing = self.region.grow(self.bytes_of(len), &mut told)?;
         self.len = self.len.max(len);
         self.timing.add(&timing);
         Ok(timing)

@@ -222,6 +222,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn growths_add_up() {
+        let ms = Duration::from_millis;
+        let timing = |n: u64| PinTiming {
+            bytes: Bytes::new(n),
+            map: ms(n),
+            prefault: ms(2 * n),
+            register: ms(3 * n),
+            total: ms(7 * n),
+            pieces: n as u32,
+            threads: n as u32,
+            how: Some(Prefault::Populate),
+            retries_seen: 5 * n,
+            register_faults: 6 * n,
+            vmstat: Vmstat { pgfault: n, ..Vmstat::default() },
+            slow: Vec::new(),
+        };
+        let mut sum = PinTiming::default();
+        [1, 10, 100].into_iter().for_each(|n| sum.add(&timing(n)));
+        assert_eq!(sum, PinTiming { threads: 100, ..timing(111) });
+        assert!(sum.to_string().contains(", 555 retries"), "{sum}");
+    }
+
+    #[test]
     fn the_costliest_cause_is_named() {
         let none = Vmstat::default();
         let with = |set: fn(&mut Vmstat)| {

@@ -229,8 +229,9 @@ fn allocator(device: &Device) {
     // SAFETY: the block has so many words, all of them some number, and nobody else uses it.
     let words = unsafe { core::slice::from_raw_parts_mut(address.cast::<u32>().as_ptr(), 16 * MIB) };
     words.iter_mut().enumerate().for_each(|(number, word)| *word = number as u32);
-    assert_eq!(allocator.device_ptr(&*words), Some(address.addr().get() as u64 + (1 << 38)), "asked, not assumed");
-    let pieces = allocator.pinned_pieces(&*words).len() as u64;
+    let words = &*words;
+    assert_eq!(allocator.device_ptr(words), Some(address.addr().get() as u64 + (1 << 38)), "asked, not assumed");
+    let pieces = allocator.pinned_pieces(words).len() as u64;
     assert!(pieces > 1 && StandIn::get().pins() == pieces, "{pieces}");
     assert_eq!(StandIn::get().pin_retries(), 0, "all was there before the driver came");
     // A copy of ours is cut at the borders, or the stand-in would refuse it.

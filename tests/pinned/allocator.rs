@@ -54,12 +54,16 @@ struct Filled {
 impl Filled {
     fn new(allocator: &SpanAllocator, bytes: usize, seed: u8) -> growspan::Result<Self> {
         let layout = layout(bytes);
-        let this = Self { block: allocator.allocate(layout)?, layout, seed };
-        for at in 0..bytes {
-            // SAFETY: the block has so many bytes and is ours.
-            unsafe { this.block.ptr().add(at).write(this.byte(at)) };
-        }
+        let mut this = Self { block: allocator.allocate(layout)?, layout, seed };
+        this.fill(0);
         Ok(this)
+    }
+
+    /// Writes its bytes from one on.
+    fn fill(&mut self, from: usize) {
+        // SAFETY: the block has so many bytes, which hold something, and is ours.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(self.block.ptr().as_ptr(), self.layout.size()) };
+        (from..bytes.len()).for_each(|at| bytes[at] = self.byte(at));
     }
 
     fn byte(&self, at: usize) -> u8 {
@@ -80,10 +84,7 @@ impl Filled {
         // SAFETY: the block is live and has this layout.
         self.block = unsafe { allocator.grow(self.block.ptr(), old, new) }?;
         self.layout = new;
-        for at in old.size()..bytes {
-            // SAFETY: as in `new`.
-            unsafe { self.block.ptr().add(at).write(self.byte(at)) };
-        }
+        self.fill(old.size());
         Ok(())
     }
 
@@ -124,8 +125,9 @@ fn blocks_are_page_locked_and_the_device_sees_them_where_its_driver_says() {
         }
         // What is not this allocator's, or reaches beyond what is there.
         let other = [0_u8; 100];
-        assert_eq!((allocator.device_ptr(&other[..]), allocator.pinned_pieces(&other[..])), (None, vec![]));
-        assert_eq!(allocator.device_ptr(&other[..0]), None);
+        let other = other.as_slice();
+        assert_eq!((allocator.device_ptr(other), allocator.pinned_pieces(other)), (None, vec![]));
+        assert_eq!(allocator.device_ptr(other.get(..0).unwrap()), None);
         let last = &blocks[5];
         let beyond = core::ptr::slice_from_raw_parts(last.block.ptr().as_ptr(), 1 << 40);
         assert_eq!((allocator.device_ptr(beyond), allocator.pinned_pieces(beyond)), (None, vec![]));
@@ -595,10 +597,10 @@ mod collections {
             assert_eq!(numbers.as_ptr(), address);
             assert!(numbers.iter().copied().eq(0..1_500_000));
             assert!((0..1_500_000).step_by(100).all(|number| *map[&number] == number));
-            let device_ptr = allocator.device_ptr(&numbers[..]).unwrap();
+            let device_ptr = allocator.device_ptr(numbers.as_slice()).unwrap();
             assert_eq!(device_ptr, address.addr() as u64 + if world.sim.is_some() { OFFSET } else { 0 });
             // A copy to the device, over all borders.
-            assert!(allocator.pinned_pieces(&numbers[..]).len() > 2);
+            assert!(allocator.pinned_pieces(numbers.as_slice()).len() > 2);
             let mut there = GrowableBuffer::<u64>::builder(&world.device).max_len(2 * MIB).build().unwrap();
             there.append(&numbers).unwrap();
             let mut back = VecIn::new_in(allocator.clone());

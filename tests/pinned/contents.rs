@@ -1,8 +1,12 @@
 //! What is in the memory, and where it is.
 
+use core::alloc::Layout;
+
 use growspan::driver::PinFlags;
+use growspan::driver::host::HostOptions;
+use growspan::driver::sim::SimDriver;
 use growspan::pinned::{PinStrategy, PinnedBuffer, ThpPolicy};
-use growspan::{Bytes, Error, GrowableBuffer, Quiesce};
+use growspan::{Bytes, Device, Error, GrowableBuffer, Quiesce, SpanAllocator};
 
 use crate::{MIB, World, small_pieces};
 
@@ -119,6 +123,31 @@ fn borders_lie_where_pieces_end_and_copies_cross_them() {
         there.copy_out(0, &mut back).unwrap();
         assert!(*back == *buffer, "{}", world.name);
     }
+}
+
+/// As on HIP, where larger pieces would start again as a whole.
+#[test]
+fn no_piece_is_larger_than_the_driver_bears() {
+    let sim = SimDriver::builder().info(|info| info.quirks.max_pin = Some(Bytes::mib(4))).build();
+    let device = Device::from_driver(sim.driver()).unwrap();
+    for piece in [None, Some(Bytes::mib(6)), Some(Bytes::mib(2))] {
+        let mut builder = PinnedBuffer::<u8>::builder(&device).max_len(13 * MIB);
+        if let Some(piece) = piece {
+            builder = builder.piece(piece);
+        }
+        let mut buffer = builder.build().unwrap();
+        let timing = buffer.grow_to(13 * MIB).unwrap();
+        let largest = buffer.pieces().iter().map(|piece| piece.bytes).max().unwrap();
+        assert_eq!(largest, piece.map_or(Bytes::mib(4), |piece| piece.min(Bytes::mib(4))));
+        assert_eq!(timing.pieces as usize, buffer.pieces().len());
+    }
+    let allocator = SpanAllocator::builder(&device).build_page_locked(HostOptions::default()).unwrap();
+    let layout = Layout::from_size_align(90 * MIB, 1).unwrap();
+    let block = allocator.allocate(layout).unwrap();
+    let largest = allocator.pinned_pieces(block.as_slice().as_ptr()).iter().map(|piece| piece.bytes).max().unwrap();
+    assert_eq!(largest, Bytes::mib(4));
+    // SAFETY: the block is live, has this layout, and is used no more.
+    unsafe { allocator.deallocate(block.ptr(), layout) };
 }
 
 #[test]

@@ -130,6 +130,20 @@ fn what_the_driver_keeps_is_told_by_close_and_stays_mapped() {
 }
 
 #[test]
+fn a_driver_out_of_memory_is_told_with_the_host_s_figures() {
+    for world in World::all() {
+        for (call, strategy) in [(Call::Pin, PinStrategy::Pieces), (Call::AllocatePinned, PinStrategy::Driver)] {
+            let builder = PinnedBuffer::<u8>::builder(&world.device).max_len(3 * MIB).strategy(strategy);
+            let mut buffer = builder.build().unwrap();
+            world.control.arm(FaultPlan::nth(1).of(call).kind(DriverErrorKind::OutOfMemory));
+            let error = buffer.grow_to(3 * MIB).unwrap_err().to_string();
+            world.control.disarm();
+            assert!(error.contains("3 MiB asked") && error.contains("available on the host"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn only_what_the_driver_keeps_stays() {
     for world in World::all() {
         let mut buffer = small_pieces::<u8>(&world.device, 6 * MIB);

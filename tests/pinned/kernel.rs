@@ -18,6 +18,7 @@ pub(crate) fn as_child(role: &str) {
         "limit" => locked_memory_limit(),
         "group" => group_limit(),
         "cached" => group_full_of_cache(),
+        "shrinking" => group_with_less_and_less_room(),
         "figures" => figures(),
         "fork" => fork_while_pinned(),
         "disable" => disabled_for_a_while(),
@@ -148,9 +149,9 @@ impl Drop for Group {
     }
 }
 
-/// Runs a role in a group that may have 192 MiB; none where no group can be made.
-fn in_group(name: &str, role: &str) -> Option<String> {
-    let Some(group) = Group::new(name, 192 << 20) else {
+/// Runs a role in a group of its own that may have so much; none where no group can be made.
+fn in_group(role: &str, limit: u64) -> Option<String> {
+    let Some(group) = Group::new(role, limit) else {
         println!("skipped: no memory group can be made here");
         return None;
     };
@@ -160,14 +161,31 @@ fn in_group(name: &str, role: &str) -> Option<String> {
 
 #[test]
 fn a_group_s_limit_is_an_error_and_not_the_end_of_the_process() {
-    let Some(text) = in_group("limited", "group") else { return };
+    let Some(text) = in_group("group", 192 << 20) else { return };
     assert!(text.contains("GROUP 256 MiB of host memory were asked for"), "{text}");
+}
+
+/// Room that others take while it is being filled is missed in time, and not when the kernel ends the process.
+#[test]
+fn room_that_goes_while_pages_are_put_there_is_an_error() {
+    in_group("shrinking", 512 << 20);
+}
+
+fn group_with_less_and_less_room() {
+    let mut buffer = PinnedBuffer::<u8>::builder(&World::sim().device).max_len(400 * MIB).threads(1).build().unwrap();
+    let mut others = Vec::new();
+    let error = buffer.grow_to_with(400 * MIB, |_| {
+        others.resize(200 * MIB, 1_u8);
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(error, Err(Error::HostMemory { .. })), "{error:?}");
+    assert_eq!((buffer.capacity(), others[MIB]), (0, 1));
 }
 
 /// What files take counts as used, also after the second reading, and makes way.
 #[test]
 fn a_group_full_of_file_cache_has_room() {
-    in_group("cached", "cached");
+    in_group("cached", 192 << 20);
 }
 
 fn group_full_of_cache() {
