@@ -120,7 +120,6 @@ impl<'a> Growth<'a> {
             Ok(())
         };
         let mut looked = 0;
-        let mut stop = None;
         watch.begin(PinPhase::Prefault, 0, bytes);
         let result = in_parts(self.region.settings.threads, bytes, work, |done| {
             if done - looked >= LOOK {
@@ -129,10 +128,7 @@ impl<'a> Growth<'a> {
             }
             match told(PinProgress { phase: PinPhase::Prefault, done: Bytes::new(done), total }) {
                 ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => {
-                    stop = Some(done);
-                    Err(Error::Cancelled { done: Bytes::new(done), asked: total })
-                }
+                ControlFlow::Break(()) => Err(Error::Cancelled { done: Bytes::new(done), asked: total }),
             }
         });
         watch.end();
