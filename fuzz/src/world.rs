@@ -170,6 +170,10 @@ impl World {
             self.env.device.wait_ahead();
         }
         self.env.control.disarm();
+        if looks {
+            // What it put off for want of an answer that was struck.
+            self.env.device.wait_ahead();
+        }
         let now = self.env.control.strikes();
         self.strikes.extend(&now);
         let strikes = self.strikes.clone();
