@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzing: inputs that once failed, random ones from a fixed seed, then a minute (FUZZ_SECONDS) with coverage.
+# Fuzzing: inputs that once failed, some that chance would be long in finding, random ones from a fixed seed, then a minute (FUZZ_SECONDS) with coverage.
 #
 # libFuzzer on the stable compiler, without cargo-fuzz: what that adds here are these flags. To go on for longer, with a
 # corpus that is kept: `FUZZ_SECONDS=3600 ci/fuzz.sh`. To read an input: `cargo run --bin show -- FILE` in fuzz/.
@@ -17,5 +17,5 @@ RUSTFLAGS="${coverage[*]} --cfg fuzzing" cargo build --quiet --release --bin buf
     --manifest-path fuzz/Cargo.toml --target-dir target
 
 mkdir -p fuzz/corpus/buffers fuzz/artifacts
-"target/$target/release/buffers" fuzz/corpus/buffers fuzz/regressions -artifact_prefix=fuzz/artifacts/ \
+"target/$target/release/buffers" fuzz/corpus/buffers fuzz/regressions fuzz/seeds -artifact_prefix=fuzz/artifacts/ \
     -max_total_time="${FUZZ_SECONDS:-60}" -max_len=1024 -len_control=0 -timeout=10 -print_final_stats=1 -verbosity=0

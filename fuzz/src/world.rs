@@ -17,6 +17,10 @@ use crate::model::Seen;
 use crate::set::SetSlot;
 use crate::told::Told;
 
+/// How far the count of what others hold may be off, which is an estimate: it may have been taken while the background was
+/// between taking something into the books and calling the driver.
+const UNDER_WAY: u64 = 4;
+
 /// What everything needs.
 pub(crate) struct Env {
     pub(crate) card: Card,
@@ -170,6 +174,10 @@ impl World {
             self.env.device.wait_ahead();
         }
         self.env.control.disarm();
+        if looks {
+            // What it put off for want of an answer that was struck.
+            self.env.device.wait_ahead();
+        }
         let now = self.env.control.strikes();
         self.strikes.extend(&now);
         let strikes = self.strikes.clone();
@@ -361,10 +369,12 @@ impl World {
         assert_eq!(snapshot.bytes_held().get(), figures.chunks.get() + figures.allocated.get(), "held: {snapshot}");
         assert_eq!(snapshot.chunks, figures.handles, "handles: {snapshot}");
         if let Some(files) = snapshot.open_files {
-            assert_eq!((files.ours, files.others), (figures.open_files - HELD, HELD), "open files");
+            assert_eq!(files.ours, figures.open_files - HELD, "open files");
+            assert!(files.others.abs_diff(HELD) <= UNDER_WAY, "open files: {files:?}");
         }
         if let Some(entries) = snapshot.map_entries {
-            assert_eq!((entries.ours, entries.others), (figures.map_entries - HELD, HELD), "map entries");
+            assert_eq!(entries.ours, figures.map_entries - HELD, "map entries");
+            assert!(entries.others.abs_diff(HELD) <= UNDER_WAY, "map entries: {entries:?}");
         }
         let ahead = self.a.ahead().get() + self.b.ahead().get() + self.set.ahead();
         assert_eq!(snapshot.bytes_ahead.get(), ahead, "ahead: {snapshot}");

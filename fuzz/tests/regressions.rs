@@ -1,11 +1,12 @@
-//! Inputs that once broke a promise, and random ones from a fixed seed, as an ordinary test.
+//! Inputs that once broke a promise, those that chance would be long in finding, and random ones from a fixed seed, as an ordinary test.
 
 use std::path::Path;
 
 #[test]
 fn what_once_failed_does_not_fail_again() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
-    let mut inputs: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folders = ["regressions", "seeds"].map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
+    let entries = folders.iter().flat_map(|folder| folder.read_dir().unwrap());
+    let mut inputs: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     inputs.sort();
     for input in inputs {
         eprintln!("{}", input.display());

@@ -275,7 +275,7 @@ impl<T> GrowableBuffer<T> {
     /// Returns how much. Nothing is mapped ahead until the next growth.
     ///
     /// # Errors
-    /// [`Error::Capturing`]; what the driver says. What is ahead then stays.
+    /// [`Error::Capturing`]; what the driver says. What is ahead then stays, unless the error is [`Error::Rollback`].
     pub fn flush_ahead(&mut self) -> Result<Bytes> {
         let flushed = self.backing.flush_ahead();
         self.refresh();
