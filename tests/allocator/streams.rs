@@ -244,3 +244,21 @@ fn trim_frees_what_waits_for_the_whole_device() {
     drop((allocator, one, two));
     world.assert_empty("after trimming");
 }
+
+/// A block that was freed on the stream is only had again where it is aligned as asked.
+#[test]
+fn what_is_had_again_on_a_stream_is_aligned() {
+    let (world, _, _, allocator, [one, two]) = two_streams();
+    let size = 40 << 10;
+    let blocks = [0; 5].map(|_| one.allocate(layout(size, 1)).unwrap());
+    assert!(blocks.iter().any(|block| !block.device_ptr().is_multiple_of(32 << 10)));
+    for block in blocks {
+        free(&one, block, size);
+    }
+    for _ in 0..5 {
+        let block = one.allocate(layout(size, 32 << 10)).unwrap();
+        assert!(block.device_ptr().is_multiple_of(32 << 10));
+    }
+    drop((allocator, one, two));
+    drop(world);
+}
