@@ -393,6 +393,33 @@ fn memory_under_spans_that_wait_is_limited() {
     assert_eq!(allocator.figures().bytes_idle, Bytes::new(8 * GRANULE as u64), "{}", allocator.figures());
 }
 
+#[test]
+fn blocks_of_a_device_are_aligned_to_256_bytes() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = SpanAllocator::builder(&world.device).build_on_device().unwrap();
+    for size in [1, 100, 300, 20 << 10] {
+        for block in [0; 3].map(|_| allocate(&allocator, layout(size, 1))) {
+            assert!(block.device_ptr().is_multiple_of(256), "{block:?}");
+        }
+    }
+}
+
+/// A block that has much more than it needs moves to where it has not.
+#[test]
+fn a_block_that_shrank_a_lot_moves() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = on_device(&world);
+    for (from, to) in [(10_000, 200), (3 * GRANULE, 20 << 10)] {
+        let (old, new) = (layout(from, 1), layout(to, 1));
+        let block = allocate(&allocator, old);
+        // SAFETY: live, of that layout, and used by nobody.
+        let moved = unsafe { allocator.shrink(block.ptr(), old, new) }.unwrap();
+        let figures = allocator.figures();
+        assert!(figures.bytes_in_blocks.get() < 2 * to as u64 && figures.large_blocks == 0, "{figures}");
+        free(&allocator, moved, new);
+    }
+}
+
 /// So many threads that several heaps are theirs.
 fn on_threads(allocator: &SpanAllocator<DeviceMemory>, layout: Layout) -> Vec<growspan::Block> {
     let threads: Vec<_> = (0..8)
