@@ -65,12 +65,12 @@ impl Classes {
     }
 
     /// Blocks lie at multiples of their size from the start of a slab, which is aligned to a page. So those of a size
-    /// that is a multiple of `align` are aligned to it.
+    /// that is a multiple of `align` are aligned to it. The class of such a size is one too: sizes are a power of two apart,
+    /// and where that is less than `align` the size is itself a class.
     #[cold]
     fn aligned(&self, size: usize, align: usize) -> Option<usize> {
         let size = size.checked_next_multiple_of(align).filter(|size| *size <= PAGE)?;
-        let first = self.index(size);
-        (first..self.len()).find(|class| (self.sizes[*class] as usize).is_multiple_of(align))
+        Some(self.index(size))
     }
 }
 
@@ -97,16 +97,18 @@ mod tests {
 
     #[test]
     fn alignments_are_kept() {
-        let classes = Classes::new(16);
-        for log in 0..=14 {
-            let align = 1_usize << log;
-            for size in (1..PAGE).step_by(7) {
-                let Some(class) = classes.of(size, align) else {
-                    assert!(size.next_multiple_of(align) > PAGE);
-                    continue;
-                };
-                assert!(classes.size(class) as usize >= size);
-                assert!(align <= 16 || (classes.size(class) as usize).is_multiple_of(align));
+        for unit in [16, 64, 256, 4096, PAGE] {
+            let classes = Classes::new(unit);
+            for log in 0..=14 {
+                let align = 1_usize << log;
+                for size in (1..PAGE).step_by(7) {
+                    let Some(class) = classes.of(size, align) else {
+                        assert!(size.next_multiple_of(align) > PAGE);
+                        continue;
+                    };
+                    assert!(classes.size(class) as usize >= size);
+                    assert!((classes.size(class) as usize).is_multiple_of(align.max(unit)));
+                }
             }
         }
     }

@@ -151,6 +151,9 @@ fn holes_lend_their_chunks_to_other_places() {
     let small = layout(GRANULE, 1);
     let blocks: Vec<_> = (0..200).map(|_| allocate(&allocator, small)).collect();
     let chunks = world.device.snapshot().chunks;
+    // Somebody forgot that work still runs there: that costs a wait, not the device.
+    let sim = world.sim.as_ref().unwrap();
+    sim.queue_work(sim.stream(), blocks[0].device_ptr(), GRANULE as u64);
     for block in blocks.iter().step_by(2) {
         free(&allocator, *block, small);
     }
@@ -160,6 +163,7 @@ fn holes_lend_their_chunks_to_other_places() {
     let block = allocate(&allocator, wide);
     assert_eq!(world.device.snapshot().chunks, chunks);
     assert_eq!(world.sim.as_ref().unwrap().count(Call::Create), creates);
+    assert!(!sim.is_lost() && sim.violations().is_empty());
     free(&allocator, block, wide);
     for block in blocks.iter().skip(1).step_by(2) {
         free(&allocator, *block, small);
@@ -338,6 +342,82 @@ fn addresses_go_round_among_heaps() {
     }
     drop(allocator);
     world.assert_empty("after going round");
+}
+
+/// A slab that was emptied stays if it is the only one, so that a block that comes and goes takes none each time.
+#[test]
+fn the_last_slab_of_a_size_stays() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).heaps(1).build_on_device().unwrap();
+    for _ in 0..2 {
+        let block = allocate(&allocator, layout(100, 1));
+        free(&allocator, block, layout(100, 1));
+        let figures = allocator.figures();
+        assert_eq!((figures.bytes_committed.get(), figures.bytes_idle.get()), (GRANULE as u64, 0), "{figures}");
+    }
+    allocator.trim();
+    assert_eq!(allocator.figures().bytes_committed, Bytes::ZERO);
+}
+
+/// Which spans that wait a block gets: one that is wide enough, and whose chunks are not too large.
+#[test]
+fn spans_are_had_again_where_they_fit() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).headroom(Headroom::NONE).build_on_device().unwrap();
+    // Of the same doubling.
+    for granules in [5, 7] {
+        let layout = layout(granules * GRANULE, 1);
+        let block = allocate(&allocator, layout);
+        free(&allocator, block, layout);
+    }
+    drop(allocator);
+    let world = World::sim(card().personality(Personality::UniformChunksOnly), DeviceOptions::new());
+    let allocator = builder(&world).headroom(Headroom::default()).keep(Bytes::gib(1)).build_on_device().unwrap();
+    let (large, small) = (layout(200 * GRANULE, 1), layout(GRANULE, 1));
+    let block = allocate(&allocator, large);
+    free(&allocator, block, large);
+    let block = allocate(&allocator, small);
+    assert_eq!(allocator.figures().bytes_in_blocks, Bytes::new(GRANULE as u64));
+    free(&allocator, block, small);
+}
+
+#[test]
+fn memory_under_spans_that_wait_is_limited() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = builder(&world).keep(Bytes::new(9 * GRANULE as u64)).build_on_device().unwrap();
+    let layout = layout(4 * GRANULE, 1);
+    let blocks: Vec<_> = (0..4).map(|_| allocate(&allocator, layout)).collect();
+    for block in blocks {
+        free(&allocator, block, layout);
+    }
+    assert_eq!(allocator.figures().bytes_idle, Bytes::new(8 * GRANULE as u64), "{}", allocator.figures());
+}
+
+#[test]
+fn blocks_of_a_device_are_aligned_to_256_bytes() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = SpanAllocator::builder(&world.device).build_on_device().unwrap();
+    for size in [1, 100, 300, 20 << 10] {
+        for block in [0; 3].map(|_| allocate(&allocator, layout(size, 1))) {
+            assert!(block.device_ptr().is_multiple_of(256), "{block:?}");
+        }
+    }
+}
+
+/// A block that has much more than it needs moves to where it has not.
+#[test]
+fn a_block_that_shrank_a_lot_moves() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let allocator = on_device(&world);
+    for (from, to) in [(10_000, 200), (3 * GRANULE, 20 << 10)] {
+        let (old, new) = (layout(from, 1), layout(to, 1));
+        let block = allocate(&allocator, old);
+        // SAFETY: live, of that layout, and used by nobody.
+        let moved = unsafe { allocator.shrink(block.ptr(), old, new) }.unwrap();
+        let figures = allocator.figures();
+        assert!(figures.bytes_in_blocks.get() < 2 * to as u64 && figures.large_blocks == 0, "{figures}");
+        free(&allocator, moved, new);
+    }
 }
 
 /// So many threads that several heaps are theirs.

@@ -244,3 +244,48 @@ fn trim_frees_what_waits_for_the_whole_device() {
     drop((allocator, one, two));
     world.assert_empty("after trimming");
 }
+
+/// A block that was freed on the stream is only had again where it is aligned as asked.
+#[test]
+fn what_is_had_again_on_a_stream_is_aligned() {
+    let (world, _, _, allocator, [one, two]) = two_streams();
+    let size = 40 << 10;
+    let blocks = [0; 5].map(|_| one.allocate(layout(size, 1)).unwrap());
+    assert!(blocks.iter().any(|block| !block.device_ptr().is_multiple_of(32 << 10)));
+    for block in blocks {
+        free(&one, block, size);
+    }
+    for _ in 0..5 {
+        let block = one.allocate(layout(size, 32 << 10)).unwrap();
+        assert!(block.device_ptr().is_multiple_of(32 << 10));
+    }
+    drop((allocator, one, two));
+    drop(world);
+}
+
+/// What a block on a stream gives up by shrinking may still be used by what is queued there.
+#[test]
+fn shrinking_on_a_stream_takes_nothing_from_under_work() {
+    let (world, sim, streams, _, _) = two_streams();
+    let builder = builder(&world).threshold(Bytes::mib(2)).keep(Bytes::ZERO).heaps(1);
+    let allocator = builder.build_on_device().unwrap();
+    let handle = allocator.with_stream(streams[0]).unwrap();
+    for size in [16 * GRANULE, 64 * GRANULE] {
+        let block = handle.allocate(layout(size, 1)).unwrap();
+        let end = block.device_ptr() + size as u64;
+        sim.queue_work(streams[0], block.device_ptr(), size as u64);
+        let smaller = if size == 16 * GRANULE { GRANULE } else { 40 * GRANULE };
+        // SAFETY: live, of that layout, and used by work on the stream alone.
+        let shrunk = unsafe { handle.shrink(block.ptr(), layout(size, 1), layout(smaller, 1)) }.unwrap();
+        assert_eq!(shrunk.ptr(), block.ptr());
+        let other = allocator.allocate(layout(2 * GRANULE, 1)).unwrap();
+        let within = block.device_ptr()..end;
+        assert!(!within.contains(&other.device_ptr()) || sim.figures().pending == 0);
+        assert!(!sim.is_lost() && sim.violations().is_empty());
+        free(&allocator, other, 2 * GRANULE);
+        free(&handle, shrunk, smaller);
+        sim.finish_all();
+    }
+    drop((allocator, handle));
+    world.assert_empty("after shrinking under work");
+}

@@ -197,6 +197,24 @@ fn an_arena_gives_all_back_at_once() {
     }
 }
 
+/// A limit can be reached and not passed; the peak stays when blocks go; an arena goes on with what a large piece left.
+#[test]
+fn limits_peaks_and_rests() {
+    let world = World::sim(card(), DeviceOptions::new());
+    let stats = StatsAllocator::new(LimitedAllocator::new(on_device(&world), Bytes::kib(256)));
+    let all = layout(256 << 10, 1);
+    let block = stats.allocate(all).unwrap();
+    assert!(matches!(stats.allocate(layout(1, 1)), Err(Error::OverLimit { .. })));
+    // SAFETY: live, of that layout, and used by nobody.
+    unsafe { stats.deallocate(block.ptr(), all) };
+    let arena = ArenaAllocator::new(stats.clone(), Bytes::kib(64));
+    let first = arena.allocate(layout(1000, 1)).unwrap();
+    arena.allocate(layout(100 << 10, 1)).unwrap();
+    let next = arena.allocate(layout(1000, 1)).unwrap();
+    assert_eq!(first.place(1000), Some(next.ptr()));
+    assert_eq!((arena.taken(), stats.stats().peak_bytes), (Bytes::kib(164), Bytes::kib(256)));
+}
+
 /// A callback that panics while a wrapper above it is in the middle of something.
 #[test]
 fn books_agree_after_a_panic() {
