@@ -385,18 +385,11 @@ impl Heap {
         self.bytes -= u64::from(slab.block());
         if slab.has_one_free() {
             self.link(number);
-        } else if slab.is_empty() {
-            self.emptied(ground, number);
-        }
-        true
-    }
-
-    /// A slab of which no block is used: it stays if it is the only one of its class with free blocks.
-    fn emptied(&mut self, ground: &Ground, number: u32) {
-        let alone = self.slab_mut(number).is_some_and(|slab| slab.prev == NONE && slab.next == NONE);
-        if !alone {
+        } else if slab.is_empty() && !slab.is_alone() {
+            // The only one of its class with free blocks stays.
             self.free_slab(ground, number);
         }
+        true
     }
 
     fn free_slab(&mut self, ground: &Ground, number: u32) {

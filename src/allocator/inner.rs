@@ -8,11 +8,12 @@ use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::ground::Ground;
 use super::heap::{Heap, May};
 use super::large::{Fate, Large, LargePlan, Span};
+use super::lock::{HeapGuard, HeapLock};
 use super::streams::Streams;
 use crate::backing::Mode;
 use crate::bytes::Bytes;
@@ -24,7 +25,7 @@ use crate::sys::fork::Process;
 /// The shared part of an allocator. Addresses are device addresses; layouts are never of size zero.
 pub(super) struct Core {
     pub(super) ground: Ground,
-    heaps: Box<[Own<Mutex<Heap>>]>,
+    heaps: Box<[Own<HeapLock<Heap>>]>,
     large: Mutex<Large>,
     plan: LargePlan,
     /// Blocks of this size and more own a span, in bytes.
@@ -63,7 +64,7 @@ pub(super) enum Footprint {
 
 impl Core {
     pub(super) fn new(ground: Ground, heaps: u8, plan: LargePlan, threshold: u64) -> Arc<Self> {
-        let heaps = (0..heaps.max(1).next_power_of_two()).map(|owner| Own(Mutex::new(Heap::new(owner, &ground))));
+        let heaps = (0..heaps.max(1).next_power_of_two()).map(|owner| Own(HeapLock::new(Heap::new(owner, &ground))));
         let this = Arc::new(Self {
             heaps: heaps.collect(),
             large: Mutex::default(),
@@ -87,7 +88,7 @@ impl Core {
     }
 
     #[inline]
-    fn own_heap(&self) -> MutexGuard<'_, Heap> {
+    fn own_heap(&self) -> HeapGuard<'_, Heap> {
         self.heaps[thread_number() & (self.heaps.len() - 1)].0.lock()
     }
 

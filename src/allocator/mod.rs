@@ -94,6 +94,7 @@ mod ground;
 mod heap;
 mod inner;
 mod large;
+mod lock;
 #[cfg(test)]
 mod measured;
 mod ranges;
@@ -267,7 +268,8 @@ impl<M> SpanAllocator<M> {
 
     #[inline]
     fn block(&self, address: u64, layout: Layout) -> Result<Block> {
-        Block::at(address, layout.size()).ok_or(Error::Overflow { what: "an address", count: address, size: 1 })
+        let nowhere = || Error::Overflow { what: "an address", count: address, size: 1 };
+        Block::at(address, layout.size()).ok_or_else(nowhere)
     }
 
     /// A block of `layout.size()` bytes, which hold anything. For a size of zero it is an aligned address without memory.

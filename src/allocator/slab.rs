@@ -102,6 +102,13 @@ impl Slab {
         self.free == self.blocks
     }
 
+    /// Whether it is the only one of its class with free blocks, being one with some.
+    #[inline]
+    pub(super) fn is_alone(&self) -> bool {
+        self.prev == NONE && self.next == NONE
+    }
+
+    #[inline]
     pub(super) fn block(&self) -> u32 {
         self.block
     }
