@@ -167,6 +167,13 @@ pub struct BudgetUsage {
     pub headroom: u64,
 }
 
+impl BudgetUsage {
+    /// Whether there is none left, whatever is kept for whom.
+    pub(crate) const fn is_used_up(&self) -> bool {
+        self.ours + self.others >= self.limit
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Resource {
     OpenFiles,

@@ -455,8 +455,7 @@ impl Card {
         if self.gate.info().open_files_per_chunk == 0 {
             return false;
         }
-        let usage = self.files.usage();
-        usage.ours + usage.others >= usage.limit
+        self.files.usage().is_used_up()
     }
 }
 

@@ -20,15 +20,24 @@ pub(crate) fn add(card: &Arc<Card>) {
     cards.push(Arc::downgrade(card));
 }
 
-/// The others that spend what `card` is short of.
+/// The others that spend what `card` is short of. A driver that calls files or entries short when they are not gets
+/// nothing of anybody else's.
 pub(crate) fn of(card: &Card, shortage: &Error) -> Vec<Arc<Card>> {
+    let short_in_truth = match shortage {
+        Error::OutOfMemory(_) => true,
+        Error::OutOfFiles(short) => short.needed > short.hard || card.files().usage().is_used_up(),
+        Error::OutOfMaps(short) => short.needed > short.hard || card.maps().usage().is_used_up(),
+        _ => false,
+    };
+    if !short_in_truth {
+        return Vec::new();
+    }
     let shares = |other: &Card| match shortage {
-        Error::OutOfMemory(_) => is_same_card(card.gate().info(), other.gate().info()),
         Error::OutOfFiles(_) => {
             Arc::ptr_eq(card.files(), other.files()) && other.gate().info().open_files_per_chunk > 0
         }
         Error::OutOfMaps(_) => Arc::ptr_eq(card.maps(), other.maps()) && other.gate().info().maps_per_chunk > 0,
-        _ => false,
+        _ => is_same_card(card.gate().info(), other.gate().info()),
     };
     // Those of a parent that was forked are not this process's to touch.
     let is_other = |other: &Card| !core::ptr::eq(card, other) && !other.gate().is_forked() && shares(other);
