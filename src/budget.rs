@@ -248,6 +248,11 @@ impl Budget {
     /// Counts again. Where the figures cannot be read (no `/proc`), the driver's own errors are the limit.
     fn recount(&self, state: &mut State) {
         if let Err(error) = self.read(state) {
+            // Not one is left to count with; the limits are what they were.
+            if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) && state.soft > 0 {
+                state.others = state.soft.saturating_sub(state.ours);
+                return;
+            }
             tracing::debug!(resource = ?self.resource, %error, "limits cannot be read; going without a budget");
             state.soft = u64::MAX;
             state.hard = u64::MAX;

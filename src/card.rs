@@ -11,7 +11,7 @@ use crate::budget::{MapBudget, OpenFileBudget};
 use crate::bytes::Bytes;
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, DriverResult, Gate, RawStream};
 use crate::error::{Error, OutOfMemory, Result, Shortage};
-use crate::neighbours;
+use crate::neighbours::{self, Short};
 use crate::pool::PoolStats;
 use crate::sync::AtomicU64;
 use crate::waiting::{is_sparing, may_wait};
@@ -290,20 +290,34 @@ impl Card {
             Err(error) if error.is_shortage() => note(&error, self.make_room()),
             result => return result,
         }
-        let error = match take() {
-            Err(error) if error.is_shortage() && !is_sparing() => error,
-            result => return result,
-        };
-        let neighbours = neighbours::of(self, &error);
-        if neighbours.is_empty() && self.backgrounds.lock().is_empty() {
-            return Err(error);
+        let mut result = take();
+        let is_short = |result: &Result<T>| result.as_ref().err().and_then(Short::of).filter(|_| !is_sparing());
+        if is_short(&result).is_some() && !self.backgrounds.lock().is_empty() {
+            let _alone = if may_wait() { Some(self.taking_back.lock()) } else { self.taking_back.try_lock() };
+            let _pressed = Pressed::on(self);
+            let made = self.take_back() + self.make_room();
+            result = result.or_else(|error| {
+                note(&error, made);
+                take()
+            });
         }
-        let _alone = if may_wait() { Some(self.taking_back.lock()) } else { self.taking_back.try_lock() };
-        // Neighbours may be short themselves and look here, so their lock for that is not waited for.
-        let all = || neighbours.iter().map(|card| &**card).chain([self]);
-        let _pressed: Vec<_> = all().map(Pressed::on).collect();
-        note(&error, all().map(|card| card.take_back() + card.make_room()).sum());
-        take()
+        let neighbours = is_short(&result).map_or_else(Vec::new, |short| neighbours::of(self, short));
+        if neighbours.is_empty() {
+            return result;
+        }
+        let pressed: Vec<_> = neighbours.iter().map(|card| Pressed::on(card)).collect();
+        let made = neighbours.iter().map(|card| card.give_to_neighbours() + card.make_room()).sum();
+        let result = result.or_else(|error| {
+            note(&error, made);
+            take()
+        });
+        drop(pressed);
+        result
+    }
+
+    /// [`take_back`](Self::take_back) for another card, unless a graph is captured on this one.
+    fn give_to_neighbours(&self) -> u64 {
+        if self.check_capture(None).is_ok() { self.take_back() } else { 0 }
     }
 
     /// Gives back all that nobody uses: what waited for events that have passed, what lost its buffer, and what pools
@@ -323,7 +337,15 @@ impl Card {
     /// Unmaps all that need not be mapped, when map entries run out. Returns how much.
     pub(crate) fn make_map_entries(&self) -> u64 {
         let _pressed = Pressed::on(self);
-        self.drain() + if is_sparing() { 0 } else { self.take_back() }
+        let own = self.drain();
+        if is_sparing() {
+            return own;
+        }
+        let give = |card: &Arc<Self>| {
+            let _pressed = Pressed::on(card);
+            card.drain() + card.give_to_neighbours()
+        };
+        own + self.take_back() + neighbours::of(self, Short::Maps).iter().map(give).sum::<u64>()
     }
 
     /// All memory of the device; as much as can be said if the driver does not tell.

@@ -20,24 +20,37 @@ pub(crate) fn add(card: &Arc<Card>) {
     cards.push(Arc::downgrade(card));
 }
 
-/// The others that spend what `card` is short of. A driver that calls files or entries short when they are not gets
-/// nothing of anybody else's.
-pub(crate) fn of(card: &Card, shortage: &Error) -> Vec<Arc<Card>> {
-    let short_in_truth = match shortage {
-        Error::OutOfMemory(_) => true,
-        Error::OutOfFiles(short) => short.needed > short.hard || card.files().usage().is_used_up(),
-        Error::OutOfMaps(short) => short.needed > short.hard || card.maps().usage().is_used_up(),
-        _ => false,
-    };
-    if !short_in_truth {
+/// What may be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Short {
+    Memory,
+    Files,
+    Maps,
+}
+
+impl Short {
+    /// What an error says is short; none if it says something else.
+    pub(crate) const fn of(error: &Error) -> Option<Self> {
+        match error {
+            Error::OutOfMemory(_) => Some(Self::Memory),
+            Error::OutOfFiles(_) => Some(Self::Files),
+            Error::OutOfMaps(_) => Some(Self::Maps),
+            _ => None,
+        }
+    }
+}
+
+/// The others that spend what `card` is short of. A driver that calls open files short when they are not gets nothing of
+/// anybody else's.
+pub(crate) fn of(card: &Card, short: Short) -> Vec<Arc<Card>> {
+    // Map entries are short by our own count, for many mappings at once.
+    if short == Short::Files && !card.files().usage().is_used_up() && card.files().ensure(1).is_ok() {
         return Vec::new();
     }
-    let shares = |other: &Card| match shortage {
-        Error::OutOfFiles(_) => {
-            Arc::ptr_eq(card.files(), other.files()) && other.gate().info().open_files_per_chunk > 0
-        }
-        Error::OutOfMaps(_) => Arc::ptr_eq(card.maps(), other.maps()) && other.gate().info().maps_per_chunk > 0,
-        _ => is_same_card(card.gate().info(), other.gate().info()),
+    let shares = |other: &Card| match short {
+        Short::Memory => is_same_card(card.gate().info(), other.gate().info()),
+        Short::Files => Arc::ptr_eq(card.files(), other.files()) && other.gate().info().open_files_per_chunk > 0,
+        Short::Maps => Arc::ptr_eq(card.maps(), other.maps()) && other.gate().info().maps_per_chunk > 0,
     };
     // Those of a parent that was forked are not this process's to touch.
     let is_other = |other: &Card| !core::ptr::eq(card, other) && !other.gate().is_forked() && shares(other);
@@ -45,10 +58,11 @@ pub(crate) fn of(card: &Card, shortage: &Error) -> Vec<Arc<Card>> {
     others.into_iter().filter(|other| is_other(other)).collect()
 }
 
-/// Whether two devices are one piece of hardware. Of host devices each has a limit of its own, into which the memory of
-/// others does not count.
+/// Whether two devices spend the memory of one piece of hardware.
 fn is_same_card(one: &DriverInfo, other: &DriverInfo) -> bool {
-    one.backend == other.backend
+    one.memory_is_the_devices
+        && other.memory_is_the_devices
+        && one.backend == other.backend
         && match (one.uuid, other.uuid) {
             (Some(one), Some(other)) => one == other,
             _ => matches!(one.backend, Backend::Cuda | Backend::Hip) && one.ordinal == other.ordinal,

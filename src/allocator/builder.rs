@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use std::sync::Arc;
 
-use super::ground::{Ground, Plan};
+use super::ground::{Ground, LEAST_SLOT, Plan};
 use super::inner::Core;
 use super::large::{Headroom, LargePlan};
 use super::{DeviceMemory, HostMemory, SpanAllocator, classes::PAGE};
@@ -264,6 +264,7 @@ impl SpanAllocatorBuilder {
         if threshold < least || threshold > MOST_THRESHOLD {
             return Err(Error::ChunkSize { asked: threshold, granularity: least, max: MOST_THRESHOLD });
         }
+        let is_virtual = device.verdict().mode() == Mode::Virtual;
         let threshold = match device.verdict().mode() {
             Mode::Virtual => threshold.get(),
             Mode::Contiguous => threshold.get().min((total / 64).clamp(least.get(), MOST_CONTIGUOUS)),
@@ -277,9 +278,11 @@ impl SpanAllocatorBuilder {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let heaps = self.heaps.map_or(if self.packed { 1 } else { 2 * processors }, usize::from).min(128);
         let slot = (total / PACKED_SLOTS).checked_ilog2().map_or(0, |log| 1 << log).min(MOST_PACKED_SLOT);
-        let slot = Bytes::new(slot).min(device.verdict().quirks().max_chunk);
-        // Whatever is no more than the granularity is the usual slot.
-        let slot = (self.packed && slot > granularity && granularity.get().is_power_of_two()).then_some(slot);
+        let most = device.verdict().quirks().max_chunk.get().checked_ilog2().map_or(0, |log| 1 << log);
+        let slot = Bytes::new(slot.min(most));
+        // What is too small for a slot is left to the usual one.
+        let fits = slot > granularity && slot.get() >= LEAST_SLOT && slot.get().is_multiple_of(granularity.get());
+        let slot = (self.packed && fits).then_some(slot);
         let plan = Plan {
             pool,
             min_align,
@@ -292,7 +295,7 @@ impl SpanAllocatorBuilder {
         let large = LargePlan {
             headroom: self.headroom,
             sizing: self.sizing.unwrap_or(if self.packed { Sizing::Exact } else { device.default_sizing() }),
-            recycle: self.recycle.unwrap_or(if self.packed { 0 } else { 64 }),
+            recycle: self.recycle.unwrap_or(if self.packed && is_virtual { 0 } else { 64 }),
             keep,
             total,
         };

@@ -24,7 +24,7 @@ const MOST_BLOCKS: usize = 1 << 16;
 /// What a region of its own allocation is aligned to.
 const BLOCK_ALIGN: u64 = 64 << 10;
 /// The smallest slot, so that a slab fits in one.
-const LEAST_SLOT: u64 = 64 << 10;
+pub(super) const LEAST_SLOT: u64 = 64 << 10;
 /// The smallest shared span that is tried.
 const LEAST_SPAN: u64 = 64 << 20;
 

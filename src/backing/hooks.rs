@@ -14,7 +14,8 @@ use crate::waiting::NoWaiting;
 ///
 /// Meanwhile the memory of this buffer is locked, and nothing else is. So a hook may call the device: make and wait for
 /// events, copy, drain it, look at its figures, use, grow and close other buffers (whose own hooks must not come back to
-/// this one). What would have to wait for other threads leaves what they hold: memory that they are just giving up may be
+/// this one). It must not use a [`SpanAllocator`](crate::SpanAllocator): one that is short of memory may be what has the
+/// chunk unmapped, and waits here. What would have to wait for other threads leaves what they hold: memory that they are just giving up may be
 /// missed. A hook must not wait by means of its own for a thread that may be about to grow or shrink this buffer: it may be
 /// waiting here. A panic is logged and goes no further.
 pub trait MapHooks: Send + Sync {

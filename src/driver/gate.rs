@@ -14,7 +14,7 @@ use super::{
 ///
 /// * Calls are counted, by word.
 /// * In a forked child every call is refused: the driver's state belongs to the parent.
-/// * Nothing is mapped beside running kernels where that may fault them.
+/// * Nothing is mapped or unmapped beside running kernels where that may fault them.
 /// * After a device was lost, or its driver has shut down, every call says so at once, naming the call that saw it first.
 pub struct Gate {
     driver: Arc<dyn Driver>,
@@ -71,7 +71,8 @@ impl Gate {
         self.lost.get()
     }
 
-    /// [`Driver::map`] through the door. Where that does not go well beside running kernels, the device is waited for first.
+    /// [`Driver::map`] through the door. Where kernels mind that page tables change, the device is waited for first; work
+    /// that is queued in between is not.
     ///
     /// # Safety
     /// As there.
@@ -79,12 +80,28 @@ impl Gate {
     /// # Errors
     /// As there, and those of [`synchronize`](Self::synchronize).
     pub unsafe fn map(&self, addr: u64, bytes: u64, handle: RawHandle) -> DriverResult<()> {
-        if !self.info().quirks.map_beside_kernels {
-            self.synchronize()?;
-        }
+        self.quiet_for_page_tables()?;
         self.enter(Call::Map)?;
         // SAFETY: the contract of this method is that of the driver's method, and the arguments go through unchanged.
         self.leave(unsafe { self.driver.map(addr, bytes, handle) })
+    }
+
+    /// [`Driver::unmap`] through the door, as [`map`](Self::map).
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there, and those of [`synchronize`](Self::synchronize).
+    pub unsafe fn unmap(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.quiet_for_page_tables()?;
+        self.enter(Call::Unmap)?;
+        // SAFETY: the contract of this method is that of the driver's method, and the arguments go through unchanged.
+        self.leave(unsafe { self.driver.unmap(addr, bytes) })
+    }
+
+    fn quiet_for_page_tables(&self) -> DriverResult<()> {
+        if self.info().quirks.map_beside_kernels { Ok(()) } else { self.synchronize() }
     }
 
     fn enter(&self, call: Call) -> DriverResult<()> {
@@ -167,7 +184,6 @@ gated! {
     FreeSpan: unsafe fn free_span(addr: u64, bytes: u64) -> ();
     Release: unsafe fn release(handle: RawHandle) -> ();
     SetAccess: unsafe fn set_access(addr: u64, bytes: u64) -> ();
-    Unmap: unsafe fn unmap(addr: u64, bytes: u64) -> ();
     Export: unsafe fn export(handle: RawHandle) -> OwnedFd;
     Import: unsafe fn import(fd: BorrowedFd<'_>, bytes: u64) -> RawHandle;
     Free: unsafe fn free(addr: u64, bytes: u64) -> ();

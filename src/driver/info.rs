@@ -57,8 +57,8 @@ pub struct Quirks {
     pub max_pin: Option<Bytes>,
     /// Why virtual memory stays off without a check, where the runtime is known not to bear one.
     pub off: Option<String>,
-    /// Whether memory may be mapped while kernels run. Where not, what grows ahead of need only makes its chunks ready in
-    /// the background, and the growth that needs them maps them, after waiting for the device.
+    /// Whether memory may be mapped and unmapped in a span while kernels use it. Where not, the device is waited for each
+    /// time, and what grows ahead of need only makes its chunks ready in the background, for the growth to map.
     pub map_beside_kernels: bool,
 }
 
@@ -95,6 +95,9 @@ pub struct DriverInfo {
     /// Whether work can be queued that touches memory after the call that queued it has returned, so that somebody has to
     /// wait before memory is taken away. Not so on the host.
     pub queues: bool,
+    /// Whether the memory is the device's, which everything that is opened over it in this process spends. Not so of host
+    /// memory, where each has a limit of its own.
+    pub memory_is_the_devices: bool,
     /// Whether granularities below 2 MiB are a sign of trouble (true for GPUs, whose pages are that large).
     pub wants_2_mib: bool,
     /// Open files that each handle keeps.
@@ -144,6 +147,7 @@ impl DriverInfo {
             uuid: None,
             host_visible: false,
             queues: true,
+            memory_is_the_devices: backend != Backend::Host,
             wants_2_mib: true,
             open_files_per_chunk: 0,
             maps_per_chunk: 0,

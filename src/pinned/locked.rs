@@ -11,6 +11,7 @@
 //! any driver does so over page-locked memory. Streams, events and waiting are the device's; copies are the host's, and
 //! over when they return.
 
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use crate::card::{is_gone, twice};
 use crate::device::{Device, DeviceOptions};
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{
-    ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Gate, Granularities, MemoryInfo,
+    Call, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, Gate, Granularities, MemoryInfo,
     PinFlags, RawEvent, RawHandle, RawStream,
 };
 use crate::error::Result;
@@ -39,6 +40,8 @@ pub(crate) struct LockedHost {
     device: Device,
     /// All mappings and blocks, by address.
     pieces: Mutex<BTreeMap<u64, Piece>>,
+    /// Bytes of blocks, which the host driver does not count.
+    blocks: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +64,12 @@ impl LockedHost {
         info.name = format!("host memory, page-locked for {}", theirs.name);
         info.queues = theirs.queues;
         info.memory_word = "page-locked memory";
+        info.memory_is_the_devices = false;
         if let Some(most) = theirs.quirks.max_pin {
             info.quirks.max_chunk = info.quirks.max_chunk.min(most);
         }
-        let this = Arc::new(Self { info, host, device: device.clone(), pieces: Mutex::default() });
+        let this =
+            Arc::new(Self { info, host, device: device.clone(), pieces: Mutex::default(), blocks: AtomicU64::new(0) });
         // What is not mapped is nobody's to reach: it goes back to the system at once.
         let driver = Arc::clone(&this);
         let own = DeviceOptions::new().pool_keep(Bytes::ZERO).open(driver)?;
@@ -122,6 +127,38 @@ impl LockedHost {
         if let Some(piece) = self.pieces.lock().get_mut(&addr) {
             (piece.locked, piece.device_ptr) = (locked, device_ptr);
         }
+    }
+
+    /// Counts a block among what there may be.
+    fn count_block(&self, bytes: u64) -> DriverResult<()> {
+        let memory = self.host.memory()?;
+        let more = |blocks: u64| blocks.checked_add(bytes).filter(|sum| *sum <= memory.total && bytes <= memory.free);
+        match self.blocks.fetch_update(Relaxed, Relaxed, more) {
+            Ok(_) => Ok(()),
+            Err(blocks) => {
+                let [asked, blocks, free, total] = [bytes, blocks, memory.free, memory.total].map(Bytes::new);
+                let detail = format!("{asked} beside {blocks} of {total}, of which {free} can be had");
+                Err(DriverError::new(Call::Allocate, DriverErrorKind::OutOfMemory).with_detail(detail))
+            }
+        }
+    }
+
+    fn uncount_block(&self, bytes: u64) {
+        self.blocks.fetch_sub(bytes, Relaxed);
+    }
+
+    fn allocate_counted(&self, bytes: u64) -> DriverResult<u64> {
+        let addr = self.gate().allocate_pinned(bytes, FLAGS).map_err(passed_on)?;
+        // SAFETY: it was allocated just now, mapped.
+        let device_ptr = unsafe { device_ptr_of(self.gate(), addr, FLAGS) }.map_err(|error| {
+            // SAFETY: it was allocated just now with this size, and nobody knows of it.
+            if let Err(then) = twice(|| unsafe { self.gate().free_pinned(addr, bytes) }) {
+                tracing::warn!(device = %self.info.id(), error = %then, "page-locked memory that was not wanted stays");
+            }
+            passed_on(error)
+        })?;
+        self.pieces.lock().insert(addr, Piece { bytes, locked: true, device_ptr });
+        Ok(addr)
     }
 
     /// Lets the device go of a mapping, which it is done with.
@@ -229,8 +266,12 @@ unsafe impl Driver for LockedHost {
             }
             Err(error) => {
                 // It stays as it was, if that can be.
-                if let Ok(device_ptr) = self.lock(addr, bytes) {
-                    self.note(addr, true, device_ptr);
+                match self.lock(addr, bytes) {
+                    Ok(device_ptr) => self.note(addr, true, device_ptr),
+                    Err(then) => tracing::error!(
+                        device = %self.info.id(), %error, %then,
+                        "host memory could not be unmapped, and the device does not reach it any more"
+                    ),
                 }
                 Err(error)
             }
@@ -238,26 +279,22 @@ unsafe impl Driver for LockedHost {
     }
 
     fn allocate(&self, bytes: u64) -> DriverResult<u64> {
-        let addr = self.gate().allocate_pinned(bytes, FLAGS).map_err(passed_on)?;
-        // SAFETY: it was allocated just now, mapped.
-        let device_ptr = unsafe { device_ptr_of(self.gate(), addr, FLAGS) }.map_err(|error| {
-            // SAFETY: it was allocated just now with this size, and nobody knows of it.
-            if let Err(then) = twice(|| unsafe { self.gate().free_pinned(addr, bytes) }) {
-                tracing::warn!(device = %self.info.id(), error = %then, "page-locked memory that was not wanted stays");
-            }
-            passed_on(error)
-        })?;
-        self.pieces.lock().insert(addr, Piece { bytes, locked: true, device_ptr });
-        Ok(addr)
+        self.count_block(bytes)?;
+        self.allocate_counted(bytes).inspect_err(|_| self.uncount_block(bytes))
     }
 
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         // Before it is free, since another thread may get the same addresses right after.
         let piece = self.pieces.lock().remove(&addr);
         // SAFETY: the block came from `allocate` with this size; the caller vouches that nobody uses it.
-        unsafe { self.gate().free_pinned(addr, bytes) }.inspect_err(|_| {
-            self.pieces.lock().extend(piece.map(|piece| (addr, piece)));
-        })
+        match unsafe { self.gate().free_pinned(addr, bytes) } {
+            Ok(()) => self.uncount_block(bytes),
+            Err(error) => {
+                self.pieces.lock().extend(piece.map(|piece| (addr, piece)));
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: u64, stream: Option<RawStream>) -> DriverResult<()> {

@@ -1,5 +1,6 @@
 //! Blocks that are packed side by side.
 
+use growspan::driver::host::HostOptions;
 use growspan::driver::sim::SimDriver;
 use growspan::{Bytes, DeviceOptions, SpanAllocator};
 
@@ -81,5 +82,25 @@ fn every_kind_of_device_packs() {
         }
         drop(allocator);
         world.assert_empty("packed");
+    }
+}
+
+/// Where the share of a slot would be too small for one, the usual slot is taken; and more than a driver bears is not asked for.
+#[test]
+fn small_and_odd_devices_pack_too() {
+    let host = |capacity, granularity| {
+        let options = HostOptions::default().with_capacity(capacity).with_granularity(granularity);
+        DeviceOptions::new().host(options).unwrap()
+    };
+    let odd = SimDriver::builder().total(Bytes::gib(128)).info(|info| info.quirks.max_chunk = Bytes::mib(6)).build();
+    for device in [
+        host(Bytes::mib(512), Bytes::kib(4)),
+        host(Bytes::mib(1), Bytes::kib(64)),
+        DeviceOptions::new().open(odd.driver()).unwrap(),
+    ] {
+        let allocator = SpanAllocator::builder(&device).packed().build_on_device().unwrap();
+        let block = allocator.allocate(layout(1000, 16)).unwrap();
+        // SAFETY: live, of that layout, and used by nobody.
+        unsafe { allocator.deallocate(block.ptr(), layout(1000, 16)) };
     }
 }

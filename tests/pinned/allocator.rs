@@ -269,12 +269,36 @@ fn without_registering_blocks_are_the_driver_s() {
         }
         let count = world.sim.as_ref().map_or(1, |sim| sim.count(Call::AllocatePinned));
         assert!(count > 0);
+        // Not more than there may be, and all of that again and again.
+        for _ in 0..3 {
+            let error = allocator.allocate(layout(97 * MIB)).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory(_)), "{}: {error}", world.name);
+            let filled = Filled::new(&allocator, 60 * MIB, 9).unwrap();
+            assert!(matches!(allocator.allocate(layout(60 * MIB)), Err(Error::OutOfMemory(_))), "{}", world.name);
+            filled.free(&allocator);
+        }
         world.control.arm(FaultPlan::every().of(Call::PinnedDevicePtr));
         allocator.allocate(layout(9 * MIB)).unwrap_err();
         world.control.disarm();
         drop(allocator);
         world.assert_clean();
     }
+}
+
+/// Host memory is not the card's: neither gives way to the other.
+#[test]
+fn a_full_allocator_takes_nothing_of_the_card() {
+    let (_sim, device) = card();
+    let mut hoarder = GrowableBuffer::<u8>::builder(&device).max_len(32 * MIB).build().unwrap();
+    hoarder.grow_to(32 * MIB).unwrap();
+    hoarder.shrink_to(0, growspan::Quiesce::Device).unwrap();
+    let kept = device.snapshot().bytes_pooled;
+    assert!(kept >= Bytes::mib(32), "{kept}");
+    let allocator = page_locked(&device);
+    let block = Filled::new(&allocator, 40 * MIB, 1).unwrap();
+    assert!(matches!(Filled::new(&allocator, 80 * MIB, 2), Err(Error::OutOfMemory(_))));
+    assert_eq!(device.snapshot().bytes_pooled, kept);
+    block.free(&allocator);
 }
 
 #[test]

@@ -50,8 +50,15 @@ fn where_kernels_mind_a_growth_waits_for_them() {
         buffer.grow_to(n * UNIT).unwrap();
         sim.queue_work(stream, buffer.device_ptr(), (n * UNIT) as u64);
     }
+    // What is given up when an event has passed goes while other work runs lower down.
+    let event = device.event().unwrap();
+    event.record(stream).unwrap();
+    buffer.shrink_to(8 * UNIT, Quiesce::Deferred(&event)).unwrap();
+    sim.finish(stream);
+    sim.queue_work(sim.stream(), buffer.device_ptr(), UNIT as u64);
+    assert!(device.drain() > Bytes::ZERO);
     buffer.close().unwrap();
-    drop(device);
+    drop((event, device));
     sim.assert_clean();
 }
 

@@ -228,6 +228,21 @@ fn run_out_of_maps() {
     assert_eq!((buffer.len(), buffer.committed()), (0, Bytes::ZERO));
     buffer.grow_to(MIB).unwrap();
     buffer.shrink_to(0, Quiesce::Device).unwrap();
+    // What another device has mapped ahead gives way.
+    let growing = |device: &Device| {
+        let builder = GrowableBuffer::<u8>::builder(device).max_len(64 * MIB).sizing(sizing);
+        builder.build().unwrap()
+    };
+    let other = DeviceOptions::new().host(options()).unwrap();
+    let (mut eager, mut needy) = (growing(&device), growing(&other));
+    assert_eq!(needy.mode(), Mode::Virtual);
+    eager.grow_ahead(AheadPolicy::Bytes(Bytes::mib(7))).unwrap();
+    eager.grow_to(1).unwrap();
+    device.wait_ahead();
+    let ahead = eager.stats().bytes_ahead;
+    assert!(ahead >= Bytes::mib(7), "{ahead}");
+    needy.grow_to(7 * MIB).unwrap();
+    drop((eager, needy, other));
     // A device opened now sees it coming.
     let late = DeviceOptions::new().sizing(sizing).host(options()).unwrap();
     let reason = late.verdict().reason().unwrap().to_string();

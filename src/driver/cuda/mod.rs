@@ -66,7 +66,7 @@ pub struct CudaDriver {
 /// Seen on a V100 when a thread edited the mappings of a span that kernels were using (kvcached, pull request 465).
 const VOLTA: KnownFault = KnownFault::new(
     "a page table that changes under a running kernel can fault it on Volta (CUDA_ERROR_ILLEGAL_ADDRESS)",
-    "the device is waited for before anything is mapped, and nothing is mapped in the background",
+    "the device is waited for before anything is mapped or unmapped, and nothing is mapped in the background",
 );
 
 impl CudaDriver {

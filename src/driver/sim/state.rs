@@ -376,9 +376,7 @@ impl State {
         let Some((span, end)) = self.span_of(addr).filter(|&(_, end)| bytes <= end - addr) else {
             return broken(ViolationKind::OutsideSpan, format!("{bytes:#x} bytes at {addr:#x} lie in no span"));
         };
-        if !self.options.info.quirks.map_beside_kernels {
-            self.check_idle(Call::Map, span, end - span);
-        }
+        self.check_page_tables(Call::Map, span, end - span);
         if let Some((at, _)) = self.mappings.range(..addr + bytes).next_back().filter(|(at, it)| *at + it.bytes > addr)
         {
             return broken(ViolationKind::AlreadyMapped, format!("a chunk is mapped at {at:#x}"));
@@ -445,6 +443,9 @@ impl State {
             _ => return broken(ViolationKind::NotMapped, format!("nothing is mapped at {addr:#x}")),
         };
         self.check_idle(Call::Unmap, addr, bytes);
+        if let Some((span, end)) = self.span_of(addr) {
+            self.check_page_tables(Call::Unmap, span, end - span);
+        }
         self.mappings.remove(&addr);
         if self.habits.stale_after_map {
             self.stale.remember(addr, bytes, id);
@@ -498,6 +499,13 @@ impl State {
             self.freed.pop_front();
         }
         self.freed.push_back(addr);
+    }
+
+    /// The same where kernels mind that the page tables of a span change which they use.
+    fn check_page_tables(&mut self, call: Call, span: u64, bytes: u64) {
+        if !self.options.info.quirks.map_beside_kernels {
+            self.check_idle(call, span, bytes);
+        }
     }
 
     /// Loses the device, as a real one is lost, when work is pending on memory that goes. The call itself succeeds.
