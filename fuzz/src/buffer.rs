@@ -242,6 +242,8 @@ impl<T: Pod + Send> Slot<T> {
             }
         };
         let grown = done.effect == Effect::Grows && done.valid && (self.asked(len, op) * size) as u64 > committed;
+        // The background may have met one while this operation was on its way.
+        self.owes.may |= self.owes.background && !env.control.strikes().is_empty();
         self.owes.hear(&done, grown);
         // Where it grew, the new elements hold anything; where a shrink could not be undone, the length has fallen.
         self.settle(len, op, done)

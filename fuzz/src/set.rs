@@ -163,6 +163,10 @@ impl SetSlot {
                 Done::of(result, true).which(Effect::Flushes)
             }
         };
+        if !env.control.strikes().is_empty() {
+            // The background may have met one while this operation was on its way.
+            self.owe();
+        }
         if matches!(done.error, Some(Error::Ahead { .. })) {
             assert!(
                 self.owes > 0 || done.is_of_a_lost_device(),
