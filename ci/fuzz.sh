@@ -2,7 +2,7 @@
 # Fuzzing: inputs that once failed, some that chance would be long in finding, random ones from a fixed seed, then a minute (FUZZ_SECONDS) with coverage.
 #
 # libFuzzer on the stable compiler, without cargo-fuzz: what that adds here are these flags. To go on for longer, with a
-# corpus that is kept: `FUZZ_SECONDS=3600 ci/fuzz.sh`. To read an input: `cargo run --bin show -- FILE` in fuzz/.
+# corpus that is kept: `FUZZ_SECONDS=3600 FUZZ_RACES=1 ci/fuzz.sh`. To read an input: `cargo run --bin show -- FILE` in fuzz/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo test --quiet --manifest-path fuzz/Cargo.toml --target-dir target
