@@ -6,6 +6,7 @@ use std::io;
 use crate::bytes::Bytes;
 use crate::driver::host::HostError;
 use crate::driver::{Call, DriverError, DriverErrorKind};
+use crate::neighbours::Short;
 use crate::verdict::Reason;
 
 /// The crate's result.
@@ -346,7 +347,7 @@ pub struct Shortage {
 impl Error {
     /// Whether something has run out that others may give back.
     pub(crate) const fn is_shortage(&self) -> bool {
-        matches!(self, Self::OutOfMemory(_) | Self::OutOfFiles(_) | Self::OutOfMaps(_))
+        Short::of(self).is_some()
     }
 
     /// The error of an undo that failed after `first`.

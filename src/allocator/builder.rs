@@ -277,17 +277,12 @@ impl SpanAllocatorBuilder {
         let keep = self.keep.map_or(if self.packed { total } else { total / 16 }, Bytes::get);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let heaps = self.heaps.map_or(if self.packed { 1 } else { 2 * processors }, usize::from).min(128);
-        let slot = (total / PACKED_SLOTS).checked_ilog2().map_or(0, |log| 1 << log).min(MOST_PACKED_SLOT);
-        let most = device.verdict().quirks().max_chunk.get().checked_ilog2().map_or(0, |log| 1 << log);
-        let slot = Bytes::new(slot.min(most));
-        // What is too small for a slot is left to the usual one.
-        let fits = slot > granularity && slot.get() >= LEAST_SLOT && slot.get().is_multiple_of(granularity.get());
-        let slot = (self.packed && fits).then_some(slot);
+        let slot = self.slot.or_else(|| if self.packed { packed_slot(device, total) } else { None });
         let plan = Plan {
             pool,
             min_align,
             threshold,
-            slot: self.slot.or(slot),
+            slot,
             span: self.small_span.map_or(total.saturating_mul(2), Bytes::get),
             keep,
             locked,
@@ -303,4 +298,13 @@ impl SpanAllocatorBuilder {
         let core = Core::new(ground, u8::try_from(heaps).unwrap_or(128), large, threshold);
         Ok(SpanAllocator { core, stream: None, _memory: PhantomData })
     }
+}
+
+/// The slots of packed blocks on a device of `total` bytes; none where those would be too small, and the usual ones are
+/// taken.
+fn packed_slot(device: &Device, total: u64) -> Option<Bytes> {
+    let granularity = device.verdict().granularity().get();
+    let most = MOST_PACKED_SLOT.min(device.verdict().quirks().max_chunk.get());
+    let slot = 1 << (total / PACKED_SLOTS).min(most).checked_ilog2()?;
+    (slot > granularity && slot >= LEAST_SLOT && slot.is_multiple_of(granularity)).then(|| Bytes::new(slot))
 }
