@@ -29,6 +29,8 @@ pub mod hip;
 pub mod host;
 mod info;
 mod layout;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod opening;
 mod pins;
 #[cfg(feature = "sim")]
 pub mod sim;
@@ -41,6 +43,8 @@ pub use info::{
     Backend, CheckForm, ChunkProps, DriverInfo, Granularities, KnownFault, MapCount, MemoryInfo, OpenFiles, PinFlags,
     ProcessLimits, Quirks, Shareable,
 };
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub use opening::Unopened;
 #[cfg(any(feature = "cuda", feature = "hip"))]
 pub use table::LoadError;
 

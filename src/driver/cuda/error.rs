@@ -3,6 +3,7 @@
 use core::fmt;
 
 use super::ffi::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_STUB_LIBRARY, CUDA_SUCCESS, CUresult};
+use crate::driver::opening::Unopened;
 use crate::driver::table::LoadError;
 use crate::driver::{Call, DriverError, DriverErrorKind};
 
@@ -165,6 +166,8 @@ pub enum CudaOpenError {
     },
     /// The driver was started by the process that this one was forked from, and cannot be used here.
     Forked,
+    /// The driver hangs, or there was no thread that it could have hung.
+    Unopened(Unopened),
     /// A call failed while the device was opened.
     Call {
         /// The driver's function.
@@ -172,6 +175,12 @@ pub enum CudaOpenError {
         /// The driver's code.
         code: u32,
     },
+}
+
+impl From<Unopened> for CudaOpenError {
+    fn from(unopened: Unopened) -> Self {
+        Self::Unopened(unopened)
+    }
 }
 
 impl CudaOpenError {
@@ -195,6 +204,7 @@ impl CudaOpenError {
             | Self::NoSuchUuid { .. } => DriverErrorKind::Missing,
             Self::NotAUuid { .. } => DriverErrorKind::InvalidValue,
             Self::Forked => DriverErrorKind::Forked,
+            Self::Unopened(_) => DriverErrorKind::Other,
             Self::Init { code } | Self::Call { code, .. } => Code(*code).kind(),
         }
     }
@@ -244,6 +254,10 @@ impl fmt::Display for CudaOpenError {
                 "the CUDA driver was started before this process was forked and cannot be used in it; start it with \
                  exec instead",
             ),
+            Self::Unopened(error) => write!(
+                f,
+                "opening the CUDA device: {error}; does nvidia-smi answer, and what does the kernel's log say of NVRM?"
+            ),
             Self::Call { function, code } => write!(f, "opening the CUDA device: {function} failed ({})", Code(*code)),
         }
     }
@@ -253,6 +267,7 @@ impl core::error::Error for CudaOpenError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Library(error) => Some(error),
+            Self::Unopened(error) => Some(error),
             _ => None,
         }
     }

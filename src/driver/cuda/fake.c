@@ -3,7 +3,7 @@
 //
 // -DONLY_INIT leaves every function out but cuInit, -DNO_VMM those of virtual memory management, -DNO_PIN those of
 // page-locked memory, -DNO_ID cuCtxGetId;
-// -DINIT=code makes cuInit fail.
+// -DINIT=code makes cuInit fail, -DINIT=pause() hang.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>

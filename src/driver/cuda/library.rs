@@ -1,6 +1,7 @@
 //! The CUDA driver library: which functions are called, and opening it once.
 
 use core::ffi::{c_char, c_void};
+use core::time::Duration;
 use std::ffi::OsString;
 use std::sync::OnceLock;
 
@@ -9,10 +10,15 @@ use super::ffi::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
     CUresult, CUstream, CUuuid,
 };
+use super::uuid::uuid_text;
+use crate::driver::opening::Openings;
 use crate::driver::table::{LoadError, SharedLibrary, symbol_table};
 
 /// Names the library to open instead of `libcuda.so.1`.
 pub(super) const LIBRARY_VARIABLE: &str = "GROWSPAN_CUDA_LIBRARY";
+
+/// The driver and devices that hang.
+pub(super) static OPENINGS: Openings = Openings::new();
 
 symbol_table! {
     /// What every driver since CUDA 11.0 has; without it no device is opened.
@@ -110,10 +116,15 @@ pub(super) struct Cuda {
 }
 
 impl Cuda {
-    /// The process's driver, opened and started at the first call. What came of that is kept.
-    pub(super) fn get() -> Result<&'static Self, CudaOpenError> {
+    /// The process's driver, opened and started at the first call, which may take as long as `patience`. What came of that
+    /// is kept.
+    pub(super) fn get(patience: Duration) -> Result<&'static Self, CudaOpenError> {
         static CUDA: OnceLock<Result<Cuda, CudaOpenError>> = OnceLock::new();
-        let cuda = CUDA.get_or_init(|| Self::load(&library_names())).as_ref().map_err(Clone::clone)?;
+        let start = || CUDA.get_or_init(|| Self::load(&library_names())).as_ref().map_err(Clone::clone);
+        let cuda = match CUDA.get() {
+            Some(_) => start()?,
+            None => OPENINGS.watch(None, patience, start)?,
+        };
         if cuda.process == std::process::id() { Ok(cuda) } else { Err(CudaOpenError::Forked) }
     }
 
@@ -166,6 +177,21 @@ impl Cuda {
         let ask = |attribute| self.attribute(device, attribute).unwrap_or(0);
         ask(super::ffi::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 7
             && ask(super::ffi::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) < 5
+    }
+
+    /// The ordinal of the device with this UUID.
+    pub(super) fn with_uuid(&self, uuid: [u8; 16]) -> Result<u32, CudaOpenError> {
+        let mut present = Vec::new();
+        for ordinal in 0..self.count()? {
+            match self.uuid(self.device(ordinal)?) {
+                Some(other) if other == uuid => return Ok(ordinal),
+                other => present.push(other.map_or_else(|| "one without a UUID".to_owned(), uuid_text)),
+            }
+        }
+        if present.is_empty() {
+            return Err(CudaOpenError::NoDevice);
+        }
+        Err(CudaOpenError::NoSuchUuid { wanted: uuid_text(uuid), present })
     }
 
     /// A device's UUID, where the driver tells.

@@ -10,6 +10,7 @@
 //! * **Copies without a stream** run on a stream of this driver's own and are over when the call returns. They do not
 //!   wait for other streams, not even the default one, nor make those wait: wait first for work that writes what
 //!   is copied. In return they stay clear of graph captures, which work on the default stream would break.
+//! * **A driver that hangs** while it starts or opens a device is left behind with a thread of its own, after two minutes.
 //! * **A reset of the device by other code** (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) destroys everything; every
 //!   later call returns [`DriverErrorKind::DeviceLost`]. Drivers before CUDA 12.0 notice it less reliably.
 
@@ -20,6 +21,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::bytes::Bytes;
 use crate::driver::exported::adopt_exported;
+use crate::driver::opening::PATIENCE;
 use crate::driver::pins::{Cuts, Pins, cuts};
 use crate::driver::{
     Backend, Call, CheckForm, ChunkProps, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult,
@@ -40,7 +42,7 @@ use context::Context;
 pub use error::CudaOpenError;
 use error::{Code, check};
 use ffi::{CUmemAccessDesc, CUmemAllocationFlags, CUmemAllocationProp, CUmemLocation, CUresult, CUstream};
-use library::{Core, Cuda, LIBRARY_VARIABLE, Vmm};
+use library::{Core, Cuda, LIBRARY_VARIABLE, OPENINGS, Vmm};
 pub use uuid::{parse_uuid, uuid_text};
 
 /// A CUDA device.
@@ -75,7 +77,8 @@ impl CudaDriver {
     /// # Errors
     /// What keeps the driver from being used at all; [`CudaOpenError::NoDevice`] if it does not start for want of one.
     pub fn count() -> Result<u32, CudaOpenError> {
-        Cuda::get()?.count()
+        let cuda = Cuda::get(PATIENCE)?;
+        OPENINGS.watch(None, PATIENCE, || cuda.count())
     }
 
     /// Opens the device with this number, counted from 0 among those that this process is shown.
@@ -83,7 +86,8 @@ impl CudaDriver {
     /// # Errors
     /// Says what was missing and what to do about it.
     pub fn open(ordinal: u32) -> Result<Self, CudaOpenError> {
-        Self::open_in(Cuda::get()?, ordinal)
+        let cuda = Cuda::get(PATIENCE)?;
+        OPENINGS.watch(Some(ordinal), PATIENCE, move || Self::open_in(cuda, ordinal))
     }
 
     /// Opens the device with this UUID, which is the same in every process and after every restart.
@@ -91,7 +95,9 @@ impl CudaDriver {
     /// # Errors
     /// As [`open`](Self::open); [`CudaOpenError::NoSuchUuid`] names the devices that are there.
     pub fn open_uuid(uuid: [u8; 16]) -> Result<Self, CudaOpenError> {
-        Self::open_uuid_in(Cuda::get()?, uuid)
+        let cuda = Cuda::get(PATIENCE)?;
+        let ordinal = OPENINGS.watch(None, PATIENCE, move || cuda.with_uuid(uuid))?;
+        Self::open(ordinal)
     }
 
     /// Opens the device with this UUID as `nvidia-smi -L` prints it: `GPU-01234567-89ab-cdef-0123-456789abcdef`.
@@ -101,20 +107,6 @@ impl CudaDriver {
     pub fn open_uuid_text(text: &str) -> Result<Self, CudaOpenError> {
         let uuid = parse_uuid(text).ok_or_else(|| CudaOpenError::NotAUuid { text: text.to_owned() })?;
         Self::open_uuid(uuid)
-    }
-
-    fn open_uuid_in(cuda: &'static Cuda, uuid: [u8; 16]) -> Result<Self, CudaOpenError> {
-        let mut present = Vec::new();
-        for ordinal in 0..cuda.count()? {
-            match cuda.uuid(cuda.device(ordinal)?) {
-                Some(other) if other == uuid => return Self::open_in(cuda, ordinal),
-                other => present.push(other.map_or_else(|| "one without a UUID".to_owned(), uuid_text)),
-            }
-        }
-        if present.is_empty() {
-            return Err(CudaOpenError::NoDevice);
-        }
-        Err(CudaOpenError::NoSuchUuid { wanted: uuid_text(uuid), present })
     }
 
     fn open_in(cuda: &'static Cuda, ordinal: u32) -> Result<Self, CudaOpenError> {

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 mod card;
+mod hang;
 #[cfg(feature = "sim")]
 mod pinned;
 
@@ -409,8 +410,8 @@ fn a_driver_without_virtual_memory_still_allocates() {
 fn devices_are_found_by_uuid() {
     let Some(fake) = Fake::new(&[]) else { return };
     let second = core::array::from_fn(|i| 16 + u8::try_from(i).unwrap());
-    assert_eq!(CudaDriver::open_uuid_in(fake.0, second).unwrap().info().ordinal, 1);
-    let error = CudaDriver::open_uuid_in(fake.0, [0xff; 16]).unwrap_err();
+    assert_eq!(fake.0.with_uuid(second).unwrap(), 1);
+    let error = fake.0.with_uuid([0xff; 16]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "there is no CUDA device GPU-ffffffff-ffff-ffff-ffff-ffffffffffff: the driver shows \

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use super::ffi::{self, hipError_t, hipSuccess};
+use crate::driver::opening::Unopened;
 use crate::driver::table::LoadError;
 use crate::driver::{Call, DriverError, DriverErrorKind};
 
@@ -141,6 +142,8 @@ pub enum HipOpenError {
     },
     /// The runtime was started by the process that this one was forked from, and cannot be used here.
     Forked,
+    /// The runtime hangs, or there was no thread that it could have hung.
+    Unopened(Unopened),
     /// A call failed while the device was opened.
     Call {
         /// The runtime's function.
@@ -148,6 +151,12 @@ pub enum HipOpenError {
         /// Its code.
         code: u32,
     },
+}
+
+impl From<Unopened> for HipOpenError {
+    fn from(unopened: Unopened) -> Self {
+        Self::Unopened(unopened)
+    }
 }
 
 impl HipOpenError {
@@ -169,6 +178,7 @@ impl HipOpenError {
                 DriverErrorKind::NotSupported
             }
             Self::Forked => DriverErrorKind::Forked,
+            Self::Unopened(_) => DriverErrorKind::Other,
             Self::Init { code, .. } | Self::Call { code, .. } => Code(*code).kind(),
         }
     }
@@ -216,6 +226,10 @@ impl fmt::Display for HipOpenError {
                 "the HIP runtime was started before this process was forked and cannot be used in it; start it with \
                  exec instead",
             ),
+            Self::Unopened(error) => write!(
+                f,
+                "opening the HIP device: {error}; does rocminfo answer, and what does the kernel's log say of amdgpu?"
+            ),
             Self::Call { function, code } => write!(f, "opening the HIP device: {function} failed ({})", Code(*code)),
         }
     }
@@ -225,6 +239,7 @@ impl core::error::Error for HipOpenError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Library(error) => Some(error),
+            Self::Unopened(error) => Some(error),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! The HIP runtime's library: which functions are called, and opening it once.
 
 use core::ffi::{c_char, c_void};
+use core::time::Duration;
 use std::ffi::OsString;
 use std::sync::OnceLock;
 
@@ -12,7 +13,11 @@ use super::ffi::{
 };
 use super::search;
 use super::version::HipVersion;
+use crate::driver::opening::Openings;
 use crate::driver::table::{LoadError, SharedLibrary, symbol_table};
+
+/// The runtime and devices that hang.
+pub(super) static OPENINGS: Openings = Openings::new();
 
 symbol_table! {
     /// What every runtime since ROCm 5.2 has; without it no device is opened.
@@ -114,10 +119,15 @@ pub(super) struct Hip {
 }
 
 impl Hip {
-    /// The process's runtime, opened and started at the first call. What came of that is kept.
-    pub(super) fn get() -> Result<&'static Self, HipOpenError> {
+    /// The process's runtime, opened and started at the first call, which may take as long as `patience`. What came of that
+    /// is kept.
+    pub(super) fn get(patience: Duration) -> Result<&'static Self, HipOpenError> {
         static HIP: OnceLock<Result<Hip, HipOpenError>> = OnceLock::new();
-        let hip = HIP.get_or_init(|| Self::load(&search::candidates()?)).as_ref().map_err(Clone::clone)?;
+        let start = || HIP.get_or_init(|| Self::load(&search::candidates()?)).as_ref().map_err(Clone::clone);
+        let hip = match HIP.get() {
+            Some(_) => start()?,
+            None => OPENINGS.watch(None, patience, start)?,
+        };
         if hip.process != std::process::id() {
             return Err(HipOpenError::Forked);
         }

@@ -13,8 +13,8 @@
 //!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are the releases before 7.14, are off
 //!   unless [`Granularity::AtLeast2MiB`](crate::Granularity::AtLeast2MiB) lets the rest of the check decide.
 //! * **Waiting.** Mapping and unmapping wait for the null stream before 7.14, one thread of the process at a time: nothing
-//!   that a callback on a stream waits for may grow or shrink a buffer. Opening the first device starts the runtime, under
-//!   no watchdog, and what comes of it is kept for the process.
+//!   that a callback on a stream waits for may grow or shrink a buffer. Opening the first device starts the runtime, and what
+//!   comes of it is kept for the process; starting and opening are under a watchdog too.
 //! * **The device.** Each call makes its device current and leaves the caller's as it was; any thread may call.
 //! * **Copies without a stream** run on a stream of this driver's own and are over when the call returns. They do not
 //!   wait for other streams, not even the null one: wait first for work that writes what is copied.
@@ -27,6 +27,7 @@ use std::path::PathBuf;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::driver::opening;
 use crate::driver::pins::Pins;
 use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
 use crate::sys::pci;
@@ -50,7 +51,7 @@ use book::Book;
 use current::Current;
 pub use error::HipOpenError;
 use error::{Code, check};
-use library::{Core, Hip, Vmm};
+use library::{Core, Hip, OPENINGS, Vmm};
 use quirks::{InForce, Quirk, Row, Runtime};
 use search::LIBRARY_VARIABLE;
 pub use version::HipVersion;
@@ -96,6 +97,7 @@ pub struct HipOptions {
     kernel: Option<(u32, u32)>,
     sysfs: PathBuf,
     without: InForce,
+    patience: Duration,
 }
 
 impl Default for HipOptions {
@@ -108,7 +110,8 @@ impl HipOptions {
     /// The defaults: nothing forced unless `GROWSPAN_HIP_FORCE` is set, no peers.
     pub fn new() -> Self {
         let force = std::env::var_os(FORCE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
-        Self { force, peers: Vec::new(), kernel: None, sysfs: "/sys".into(), without: InForce::none() }
+        let (peers, without) = (Vec::new(), InForce::none());
+        Self { force, peers, kernel: None, sysfs: "/sys".into(), without, patience: opening::PATIENCE }
     }
 
     /// Whether the check decides where a row of the table would keep virtual memory off: on RDNA4, with ROCm 6.4.0, on a
@@ -128,6 +131,14 @@ impl HipOptions {
     /// one. Unless set, the card's render node is asked.
     pub const fn kernel_driver(mut self, major: u32, minor: u32) -> Self {
         self.kernel = Some((major, minor));
+        self
+    }
+
+    /// How long the runtime may take to start, and then to open the device (two minutes unless set): one that hangs is
+    /// left behind, and opening fails with [`HipOpenError::Unopened`]. How long the check may take is
+    /// [`DeviceOptions::patience`](crate::DeviceOptions::patience).
+    pub const fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
         self
     }
 
@@ -187,7 +198,8 @@ impl HipDriver {
     /// # Errors
     /// What keeps the runtime from being used at all; [`HipOpenError::NoDevice`] if it does not start for want of one.
     pub fn count() -> Result<u32, HipOpenError> {
-        Hip::get()?.count()
+        let hip = Hip::get(opening::PATIENCE)?;
+        OPENINGS.watch(None, opening::PATIENCE, || hip.count())
     }
 
     /// Opens the device with this number, counted from 0 among those that this process is shown.
@@ -203,7 +215,11 @@ impl HipDriver {
     /// # Errors
     /// As for [`open`](Self::open); [`HipOpenError::NoSuchOrdinal`] for a peer too.
     pub fn open_with(ordinal: u32, options: HipOptions) -> Result<Self, HipOpenError> {
-        let hip = Hip::get()?;
+        let (hip, patience) = (Hip::get(options.patience)?, options.patience);
+        OPENINGS.watch(Some(ordinal), patience, move || Self::open_on(hip, ordinal, &options))
+    }
+
+    fn open_on(hip: &'static Hip, ordinal: u32, options: &HipOptions) -> Result<Self, HipOpenError> {
         let device = hip.device(ordinal)?;
         let peers = options.peers.iter().filter(|peer| **peer != ordinal).map(|peer| hip.device(*peer));
         let peers = peers.collect::<Result<Vec<_>, _>>()?;

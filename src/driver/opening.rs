@@ -1,0 +1,133 @@
+//! Opening a driver under a watchdog: whatever hangs while it starts, or while a device is opened, takes a thread of its
+//! own with it and not the program.
+
+use core::fmt;
+use core::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+/// How long opening may take unless told otherwise. Drivers that have to wake a machine full of cards first take tens of
+/// seconds; one that hangs does so for ever.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The openings of one driver that nobody waits for any more.
+#[derive(Debug)]
+pub(crate) struct Openings(Mutex<Vec<GivenUp>>);
+
+/// One that did not return in time and is still under way.
+#[derive(Debug)]
+struct GivenUp {
+    /// The device, none if all of the driver hangs.
+    device: Option<u32>,
+    since: Instant,
+}
+
+/// Why it is not known whether a device could be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unopened {
+    /// The driver does not return, from starting or from opening this device, and was left behind with the thread that
+    /// called it.
+    Hangs {
+        /// For how long it has not.
+        waited: Duration,
+    },
+    /// The system had no thread to call the driver on, which may hang.
+    NoThread {
+        /// What it said.
+        why: String,
+    },
+}
+
+impl core::error::Error for Unopened {}
+
+impl fmt::Display for Unopened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hangs { waited } => {
+                write!(f, "the driver has not returned for {:.1} s and was left behind", waited.as_secs_f64())
+            }
+            Self::NoThread { why } => write!(f, "no thread to call the driver on ({why})"),
+        }
+    }
+}
+
+impl Openings {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    /// Does `work`, which opens `device` or all of the driver, and waits for it no longer than `patience`. What hangs
+    /// already is not asked again.
+    pub(crate) fn watch<T: Send + 'static, E: From<Unopened> + Send + 'static>(
+        &'static self,
+        device: Option<u32>,
+        patience: Duration,
+        work: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let since = Instant::now();
+        let hangs = |one: &&GivenUp| one.device.is_none() || one.device == device;
+        if let Some(one) = self.0.lock().iter().find(hangs) {
+            return Err(Unopened::Hangs { waited: one.since.elapsed() }.into());
+        }
+        let (send, receive) = channel();
+        let opening = move || {
+            // Nobody may be there to take it: it is dropped here then.
+            let _ = send.send(work());
+            self.0.lock().retain(|one| (one.device, one.since) != (device, since));
+        };
+        let thread = std::thread::Builder::new().name("growspan-open".to_owned());
+        thread.spawn(opening).map_err(|error| Unopened::NoThread { why: error.to_string() })?;
+        receive.recv_timeout(patience).unwrap_or_else(|_| {
+            let mut given_up = self.0.lock();
+            // It may have come this moment; the thread looks at the list after it has sent.
+            receive.try_recv().unwrap_or_else(|_| {
+                given_up.push(GivenUp { device, since });
+                Err(Unopened::Hangs { waited: since.elapsed() }.into())
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(20);
+
+    fn waited<T>(result: Result<T, Unopened>) -> Duration {
+        match result {
+            Err(Unopened::Hangs { waited }) => waited,
+            _ => panic!("it returned"),
+        }
+    }
+
+    #[test]
+    fn what_hangs_is_left_behind_and_not_asked_again() {
+        static OPENINGS: Openings = Openings::new();
+        let ok = |device, value| OPENINGS.watch::<_, Unopened>(device, PATIENCE, move || Ok(value));
+        assert_eq!(ok(Some(0), 7), Ok(7));
+        let (go_on, wait) = channel::<()>();
+        assert!(waited(OPENINGS.watch(Some(0), SHORT, move || Ok(wait.recv()))) >= SHORT);
+        // That device is refused at once, with the time since, and the others are not.
+        let again = waited(ok(Some(0), 7));
+        assert!(again >= SHORT && again < PATIENCE, "{again:?}");
+        assert_eq!(ok(Some(1), 8), Ok(8));
+        // When it has returned after all, it may be asked again.
+        go_on.send(()).unwrap();
+        while ok(Some(0), 9).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_driver_that_hangs_hangs_for_all_devices() {
+        static OPENINGS: Openings = Openings::new();
+        let (_go_on, wait) = channel::<()>();
+        waited(OPENINGS.watch(None, SHORT, move || Ok(wait.recv())));
+        waited(OPENINGS.watch(Some(3), PATIENCE, || Ok(7)));
+        waited(OPENINGS.watch(None, PATIENCE, || Ok(7)));
+    }
+}
