@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::RwLock;
 
 use super::layout::Checked;
+use crate::driver::{Call, DriverError, DriverResult};
 
 /// All page-locking is by pages of at least this size.
 const PAGE: u64 = 4096;
@@ -61,7 +62,7 @@ impl Pins {
 
     /// Notes a piece, unless it is no whole pages or part of it is locked already. Where the driver then refuses,
     /// [`remove`](Self::remove) takes it back.
-    pub(crate) fn add(&self, addr: u64, bytes: u64, origin: Origin) -> Checked<()> {
+    fn add(&self, addr: u64, bytes: u64, origin: Origin) -> Checked<()> {
         if bytes == 0 || !addr.is_multiple_of(PAGE) || (origin == Origin::Registered && !bytes.is_multiple_of(PAGE)) {
             return Err(format!("{bytes} bytes at {addr:#x} are no whole pages"));
         }
@@ -76,7 +77,7 @@ impl Pins {
     }
 
     /// Takes a piece out. Before it is unlocked, since another thread may lock the same addresses right after.
-    pub(crate) fn remove(&self, addr: u64, bytes: u64, origin: Origin) -> Checked<()> {
+    fn remove(&self, addr: u64, bytes: u64, origin: Origin) -> Checked<()> {
         let mut pieces = self.pieces.write();
         match pieces.get(&addr) {
             Some(&(size, as_what)) if size == bytes && as_what == origin => {
@@ -87,6 +88,27 @@ impl Pins {
             Some((size, as_what)) => Err(format!("what is locked at {addr:#x} are {size} bytes, {as_what:?}")),
             None => Err(format!("nothing that is locked starts at {addr:#x}")),
         }
+    }
+
+    /// Locks a piece that is there: noted while `lock` does it, and only then if it fails.
+    pub(crate) fn lock(&self, addr: u64, bytes: u64, lock: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+        self.add(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Pin))?;
+        lock().inspect_err(|_| {
+            let _ = self.remove(addr, bytes, Origin::Registered);
+        })
+    }
+
+    /// Unlocks a piece by `unlock`, unless it is no such piece; where that fails it stays noted.
+    pub(crate) fn unlock(
+        &self,
+        call: Call,
+        addr: u64,
+        bytes: u64,
+        origin: Origin,
+        unlock: impl FnOnce() -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        self.remove(addr, bytes, origin).map_err(DriverError::misuse(call))?;
+        unlock().inspect_err(|_| self.restore(addr, bytes, origin))
     }
 
     /// Puts back what was taken out for a call that failed.

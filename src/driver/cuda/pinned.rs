@@ -35,26 +35,26 @@ impl CudaDriver {
             (flags.mapped, ffi::CU_MEMHOSTREGISTER_DEVICEMAP),
             (flags.read_only, ffi::CU_MEMHOSTREGISTER_READ_ONLY),
         ]);
-        self.pins.add(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Pin))?;
-        let registered = self.within(Call::Pin, |_| {
-            let bytes = size(bytes)?;
-            // SAFETY: the caller vouches that these are pages of private memory that stay until they are let go of.
-            check(unsafe { (table.cuMemHostRegister_v2)(host(addr), bytes, bits) })
-        });
-        registered.map_err(|error| {
-            let _ = self.pins.remove(addr, bytes, Origin::Registered);
-            error.with_detail(format!("{} at {addr:#x}", Bytes::new(bytes)))
-        })
+        let register = || {
+            self.within(Call::Pin, |_| {
+                let bytes = size(bytes)?;
+                // SAFETY: the caller vouches that these are pages of private memory that stay until they are let go of.
+                check(unsafe { (table.cuMemHostRegister_v2)(host(addr), bytes, bits) })
+            })
+            .map_err(|error| error.with_detail(format!("{} at {addr:#x}", Bytes::new(bytes))))
+        };
+        self.pins.lock(addr, bytes, register)
     }
 
     pub(super) fn unregister(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::Unpin)?;
-        self.pins.remove(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Unpin))?;
-        let gone = self.within(Call::Unpin, |_| {
-            // SAFETY: the book bears out that this was registered here; the caller vouches that the device is done.
-            check(unsafe { (table.cuMemHostUnregister)(host(addr)) })
-        });
-        gone.inspect_err(|_| self.pins.restore(addr, bytes, Origin::Registered))
+        let let_go = || {
+            self.within(Call::Unpin, |_| {
+                // SAFETY: the book bears out that this was registered here; the caller vouches that the device is done.
+                check(unsafe { (table.cuMemHostUnregister)(host(addr)) })
+            })
+        };
+        self.pins.unlock(Call::Unpin, addr, bytes, Origin::Registered, let_go)
     }
 
     pub(super) fn host_alloc(&self, bytes: u64, flags: PinFlags) -> DriverResult<u64> {
@@ -83,12 +83,13 @@ impl CudaDriver {
 
     pub(super) fn host_free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::FreePinned)?;
-        self.pins.remove(addr, bytes, Origin::Allocated).map_err(DriverError::misuse(Call::FreePinned))?;
-        let gone = self.within(Call::FreePinned, |_| {
-            // SAFETY: the book bears out that this is a block of the driver's; the caller vouches that nothing uses it.
-            check(unsafe { (table.cuMemFreeHost)(host(addr)) })
-        });
-        gone.inspect_err(|_| self.pins.restore(addr, bytes, Origin::Allocated))
+        let let_go = || {
+            self.within(Call::FreePinned, |_| {
+                // SAFETY: the book bears out that this is a block of the driver's; the caller vouches that nothing uses it.
+                check(unsafe { (table.cuMemFreeHost)(host(addr)) })
+            })
+        };
+        self.pins.unlock(Call::FreePinned, addr, bytes, Origin::Allocated, let_go)
     }
 
     pub(super) fn device_pointer(&self, addr: u64) -> DriverResult<u64> {

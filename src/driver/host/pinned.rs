@@ -23,21 +23,18 @@ impl HostDriver {
 
     pub(super) fn lock_pages(&self, addr: u64, bytes: u64, flags: PinFlags) -> DriverResult<()> {
         Self::check_flags(Call::Pin, flags)?;
-        self.pins.add(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Pin))?;
-        // SAFETY: the caller vouches that these are its pages, mapped.
-        let locked = unsafe { pages::lock(addr, bytes) };
-        locked.map(drop).map_err(|error| {
-            let _ = self.pins.remove(addr, bytes, Origin::Registered);
-            not_locked(Call::Pin, &error, bytes)
+        self.pins.lock(addr, bytes, || {
+            // SAFETY: the caller vouches that these are its pages, mapped.
+            let locked = unsafe { pages::lock(addr, bytes) };
+            locked.map(drop).map_err(|error| not_locked(Call::Pin, &error, bytes))
         })
     }
 
     pub(super) fn unlock_pages(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.pins.remove(addr, bytes, Origin::Registered).map_err(DriverError::misuse(Call::Unpin))?;
-        // SAFETY: the book bears out that the range was locked here, and the caller that it is still mapped.
-        self.with_spare_entry(|| unsafe { pages::unlock(addr, bytes) }).map_err(|error| {
-            self.pins.restore(addr, bytes, Origin::Registered);
-            failed(Call::Unpin, &error, Bytes::new(bytes))
+        self.pins.unlock(Call::Unpin, addr, bytes, Origin::Registered, || {
+            // SAFETY: the book bears out that the range was locked here, and the caller that it is still mapped.
+            let unlocked = self.with_spare_entry(|| unsafe { pages::unlock(addr, bytes) });
+            unlocked.map_err(|error| failed(Call::Unpin, &error, Bytes::new(bytes)))
         })
     }
 
@@ -64,12 +61,11 @@ impl HostDriver {
     }
 
     pub(super) fn free_locked(&self, addr: u64, bytes: u64) -> DriverResult<()> {
-        self.pins.remove(addr, bytes, Origin::Allocated).map_err(DriverError::misuse(Call::FreePinned))?;
-        let size = bytes.next_multiple_of(map::page_size());
-        // SAFETY: the book bears out that the block is this driver's, and the caller uses it no more.
-        self.with_spare_entry(|| unsafe { map::unmap(addr, size) }).map_err(|error| {
-            self.pins.restore(addr, bytes, Origin::Allocated);
-            failed(Call::FreePinned, &error, Bytes::new(bytes))
+        self.pins.unlock(Call::FreePinned, addr, bytes, Origin::Allocated, || {
+            let size = bytes.next_multiple_of(map::page_size());
+            // SAFETY: the book bears out that the block is this driver's, and the caller uses it no more.
+            let unmapped = self.with_spare_entry(|| unsafe { map::unmap(addr, size) });
+            unmapped.map_err(|error| failed(Call::FreePinned, &error, Bytes::new(bytes)))
         })
     }
 
