@@ -9,13 +9,14 @@ mod models;
 
 use core::fmt;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::bytes::Bytes;
 use crate::driver::ProcessLimits;
 use crate::error::Shortage;
 use crate::pool::Sizing;
 use crate::sync::Mutex;
+use crate::sys::fork::PerProcess;
 use crate::sys::limits::ThisProcess;
 
 /// What is kept for the application where the limit can be raised: sockets, logs, model files.
@@ -48,8 +49,8 @@ impl OpenFileBudget {
     /// The budget of this process.
     #[must_use]
     pub fn process() -> Arc<Self> {
-        static PROCESS: OnceLock<Arc<OpenFileBudget>> = OnceLock::new();
-        Arc::clone(PROCESS.get_or_init(|| Arc::new(Self::new(Arc::new(ThisProcess)))))
+        static PROCESS: PerProcess<Arc<OpenFileBudget>> = PerProcess::new();
+        Arc::clone(PROCESS.get_or(|| Arc::new(Self::new(Arc::new(ThisProcess)))))
     }
 
     /// A budget of its own, under limits of its own (a simulated driver's).
@@ -103,8 +104,8 @@ impl MapBudget {
     /// The budget of this process.
     #[must_use]
     pub fn process() -> Arc<Self> {
-        static PROCESS: OnceLock<Arc<MapBudget>> = OnceLock::new();
-        Arc::clone(PROCESS.get_or_init(|| Arc::new(Self::new(Arc::new(ThisProcess)))))
+        static PROCESS: PerProcess<Arc<MapBudget>> = PerProcess::new();
+        Arc::clone(PROCESS.get_or(|| Arc::new(Self::new(Arc::new(ThisProcess)))))
     }
 
     /// A budget of its own, under limits of its own (a simulated driver's).

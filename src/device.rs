@@ -19,6 +19,7 @@ use crate::pool::{Chunk, ChunkPool, PoolPolicy, Sizing};
 use crate::quiesce::Event;
 use crate::range::ReservedRange;
 use crate::stats::Snapshot;
+use crate::sys::fork::PerProcess;
 use crate::verdict::{self, CheckOptions, Granularity, Verdict};
 
 /// A device. Cheap to clone; all clones are the same device, with one verdict and one pool.
@@ -73,19 +74,17 @@ impl Device {
 
     /// The one device of that name in this process, opened if need be.
     fn shared(id: &str, open: impl FnOnce() -> Result<Self>) -> Result<Self> {
-        static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         // A forked child opens devices of its own. The parent's are left alone there, not dropped.
-        let find = |devices: &[Self]| {
-            let mine = |device: &&Self| device.info().id() == id && !device.inner.card.gate().is_forked();
-            devices.iter().find(mine).cloned()
-        };
-        if let Some(device) = find(&DEVICES.lock()) {
+        static DEVICES: PerProcess<Mutex<Vec<Device>>> = PerProcess::new();
+        let all = DEVICES.get_or(Mutex::default);
+        let find = |devices: &[Self]| devices.iter().find(|device| device.info().id() == id).cloned();
+        if let Some(device) = find(&all.lock()) {
             return Ok(device);
         }
         // Opened without the lock, so that a driver that is slow to start keeps nobody else waiting. Of two threads that
         // open the same one, the first to be done wins.
         let device = open()?;
-        let mut devices = DEVICES.lock();
+        let mut devices = all.lock();
         if let Some(first) = find(&devices) {
             // Ours is dropped when this returns, after the lock.
             drop(devices);

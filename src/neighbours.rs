@@ -10,12 +10,16 @@ use parking_lot::Mutex;
 use crate::card::Card;
 use crate::driver::{Backend, DriverInfo};
 use crate::error::Error;
+use crate::sys::fork::PerProcess;
 
-static CARDS: Mutex<Vec<Weak<Card>>> = Mutex::new(Vec::new());
+fn all() -> &'static Mutex<Vec<Weak<Card>>> {
+    static CARDS: PerProcess<Mutex<Vec<Weak<Card>>>> = PerProcess::new();
+    CARDS.get_or(Mutex::default)
+}
 
 /// Makes a card known to the others.
 pub(crate) fn add(card: &Arc<Card>) {
-    let mut cards = CARDS.lock();
+    let mut cards = all().lock();
     cards.retain(|known| known.strong_count() > 0);
     cards.push(Arc::downgrade(card));
 }
@@ -52,9 +56,8 @@ pub(crate) fn of(card: &Card, short: Short) -> Vec<Arc<Card>> {
         Short::Files => Arc::ptr_eq(card.files(), other.files()) && other.gate().info().open_files_per_chunk > 0,
         Short::Maps => Arc::ptr_eq(card.maps(), other.maps()) && other.gate().info().maps_per_chunk > 0,
     };
-    // Those of a parent that was forked are not this process's to touch.
-    let is_other = |other: &Card| !core::ptr::eq(card, other) && !other.gate().is_forked() && shares(other);
-    let others: Vec<_> = CARDS.lock().iter().filter_map(Weak::upgrade).collect();
+    let is_other = |other: &Card| !core::ptr::eq(card, other) && shares(other);
+    let others: Vec<_> = all().lock().iter().filter_map(Weak::upgrade).collect();
     others.into_iter().filter(|other| is_other(other)).collect()
 }
 

@@ -100,6 +100,8 @@ impl Snapshot {
         // What is mapped ahead becomes a buffer's without a word, so the two are told apart here.
         let mapped = accounts.mapped.get();
         let ahead = card.mapped_ahead().min(mapped);
+        // A forked child neither spends its parent's budgets nor may wait for their locks.
+        let here = !card.gate().is_forked();
         Self {
             device: card.id(),
             bytes_reserved: Bytes::new(accounts.reserved.get()),
@@ -116,8 +118,8 @@ impl Snapshot {
             driver_calls: card.gate().memory_calls(),
             free: memory.map(|memory| Bytes::new(memory.free)),
             total: memory.map(|memory| Bytes::new(memory.total)),
-            open_files: (info.open_files_per_chunk > 0).then(|| card.files().last_usage()),
-            map_entries: (info.maps_per_chunk > 0).then(|| card.maps().last_usage()),
+            open_files: (info.open_files_per_chunk > 0 && here).then(|| card.files().last_usage()),
+            map_entries: (info.maps_per_chunk > 0 && here).then(|| card.maps().last_usage()),
         }
     }
 

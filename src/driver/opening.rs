@@ -8,13 +8,14 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::sys::fork::PerProcess;
+
 /// How long opening may take unless told otherwise. Drivers that have to wake a machine full of cards first take tens of
 /// seconds; one that hangs does so for ever.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The openings of one driver that nobody waits for any more.
-#[derive(Debug)]
-pub(crate) struct Openings(Mutex<Vec<GivenUp>>);
+pub(crate) struct Openings(PerProcess<Mutex<Vec<GivenUp>>>);
 
 /// One that did not return in time and is still under way.
 #[derive(Debug)]
@@ -56,7 +57,7 @@ impl fmt::Display for Unopened {
 
 impl Openings {
     pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(PerProcess::new())
     }
 
     /// Does `work`, which opens `device` or all of the driver, and waits for it no longer than `patience`. What hangs
@@ -68,20 +69,21 @@ impl Openings {
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
         let since = Instant::now();
+        let given_up = self.0.get_or(Mutex::default);
         let hangs = |one: &&GivenUp| one.device.is_none() || one.device == device;
-        if let Some(one) = self.0.lock().iter().find(hangs) {
+        if let Some(one) = given_up.lock().iter().find(hangs) {
             return Err(Unopened::Hangs { waited: one.since.elapsed() }.into());
         }
         let (send, receive) = channel();
         let opening = move || {
             // Nobody may be there to take it: it is dropped here then.
             let _ = send.send(work());
-            self.0.lock().retain(|one| (one.device, one.since) != (device, since));
+            given_up.lock().retain(|one| (one.device, one.since) != (device, since));
         };
         let thread = std::thread::Builder::new().name("growspan-open".to_owned());
         thread.spawn(opening).map_err(|error| Unopened::NoThread { why: error.to_string() })?;
         receive.recv_timeout(patience).unwrap_or_else(|_| {
-            let mut given_up = self.0.lock();
+            let mut given_up = given_up.lock();
             // It may have come this moment; the thread looks at the list after it has sent.
             receive.try_recv().unwrap_or_else(|_| {
                 given_up.push(GivenUp { device, since });

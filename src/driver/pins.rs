@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 
 use super::layout::Checked;
 use crate::driver::{Call, DriverError, DriverResult};
+use crate::sys::fork::PerProcess;
 
 /// All page-locking is by pages of at least this size.
 const PAGE: u64 = 4096;
@@ -34,30 +35,43 @@ pub(crate) fn bits(flags: impl IntoIterator<Item = (bool, u32)>) -> u32 {
 /// Pieces by address: their sizes, and how they came to be locked.
 type Pieces = BTreeMap<u64, (u64, Origin)>;
 
-/// The pieces of all drivers.
-static ALL: RwLock<Vec<Weak<RwLock<Pieces>>>> = RwLock::new(Vec::new());
-/// How many they are, so that copies look no further where there is none.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The pieces of all drivers of a process.
+#[derive(Debug, Default)]
+struct All {
+    drivers: RwLock<Vec<Weak<RwLock<Pieces>>>>,
+    /// How many pieces they are, so that copies look no further where there is none.
+    count: AtomicUsize,
+}
+
+fn all() -> &'static All {
+    static ALL: PerProcess<All> = PerProcess::new();
+    ALL.get_or(All::default)
+}
 
 /// The page-locked pieces of one driver, by address.
 #[derive(Debug)]
 pub(crate) struct Pins {
     pieces: Arc<RwLock<Pieces>>,
+    all: &'static All,
 }
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        COUNT.fetch_sub(self.len(), Relaxed);
+        // Of the parent's, a forked child neither can ask nor needs to.
+        if core::ptr::eq(self.all, all()) {
+            self.all.count.fetch_sub(self.len(), Relaxed);
+        }
     }
 }
 
 impl Pins {
     pub(crate) fn new() -> Self {
-        let pieces = Arc::default();
-        let mut all = ALL.write();
-        all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&pieces));
-        Self { pieces }
+        let (pieces, all) = (Arc::default(), all());
+        let mut drivers = all.drivers.write();
+        drivers.retain(|known| known.strong_count() > 0);
+        drivers.push(Arc::downgrade(&pieces));
+        drop(drivers);
+        Self { pieces, all }
     }
 
     /// Notes a piece, unless it is no whole pages or part of it is locked already. Where the driver then refuses,
@@ -72,7 +86,7 @@ impl Pins {
             return Err(format!("{bytes} bytes at {addr:#x} meet the {size} at {at:#x} that are locked already"));
         }
         pieces.insert(addr, (bytes, origin));
-        COUNT.fetch_add(1, Relaxed);
+        self.all.count.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -82,7 +96,7 @@ impl Pins {
         match pieces.get(&addr) {
             Some(&(size, as_what)) if size == bytes && as_what == origin => {
                 pieces.remove(&addr);
-                COUNT.fetch_sub(1, Relaxed);
+                self.all.count.fetch_sub(1, Relaxed);
                 Ok(())
             }
             Some((size, as_what)) => Err(format!("what is locked at {addr:#x} are {size} bytes, {as_what:?}")),
@@ -114,7 +128,7 @@ impl Pins {
     /// Puts back what was taken out for a call that failed.
     pub(crate) fn restore(&self, addr: u64, bytes: u64, origin: Origin) {
         if self.pieces.write().insert(addr, (bytes, origin)).is_none() {
-            COUNT.fetch_add(1, Relaxed);
+            self.all.count.fetch_add(1, Relaxed);
         }
     }
 
@@ -134,12 +148,12 @@ impl Pins {
 /// The offsets at which a copy of `bytes` from or to the host at `addr` has to be cut, the last of them `bytes`.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 pub(crate) fn cuts(addr: u64, bytes: u64) -> Cuts {
-    if COUNT.load(Relaxed) == 0 || bytes == 0 {
+    if all().count.load(Relaxed) == 0 || bytes == 0 {
         return Cuts::whole(bytes);
     }
     let end = addr.saturating_add(bytes);
     let mut inner = Vec::new();
-    for pieces in ALL.read().iter().filter_map(Weak::upgrade) {
+    for pieces in all().drivers.read().iter().filter_map(Weak::upgrade) {
         let pieces = pieces.read();
         let first = pieces.range(..=addr).next_back().filter(|(at, (size, _))| **at + size > addr);
         let borders = first.into_iter().chain(pieces.range(addr.saturating_add(1)..end));

@@ -41,6 +41,7 @@ fn as_child() {
         "run out" => run_out_of_files(),
         "maps" => run_out_of_maps(),
         "fork" => fork(),
+        "busy fork" => fork_while_others_are_busy(),
         "background" => crate::background::one_thread_per_pool_from_first_use_to_the_end(),
         "no thread" => no_thread(),
         "exit" => leave_live_buffers(),
@@ -288,6 +289,56 @@ fn fork() {
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 5));
     buffer.grow_to(20 * MIB).unwrap();
     buffer.close().unwrap();
+}
+
+#[test]
+fn a_child_forked_while_others_are_busy_does_not_hang() {
+    child_ok("busy fork", "");
+}
+
+/// Whatever another thread holds while the child is made stays held there for ever.
+fn fork_while_others_are_busy() {
+    let device = Device::host().unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let busy = |work: fn()| {
+            let done = &done;
+            scope.spawn(move || {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    work();
+                }
+            })
+        };
+        busy(|| drop(growspan::OpenFileBudget::process().usage()));
+        busy(|| drop(growspan::MapBudget::process().usage()));
+        busy(|| drop(Device::host()));
+        busy(|| drop(DeviceOptions::new().host(HostOptions::default())));
+        for _ in 0..40 {
+            // SAFETY: the child uses this crate, its own memory and the allocator, which the C library makes fit for it.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: what hangs is killed.
+                unsafe { libc::alarm(20) };
+                let _ = device.snapshot();
+                let counted = growspan::OpenFileBudget::process().usage().ours == 0;
+                let own = Device::host().and_then(|own| {
+                    let mut buffer = GrowableBuffer::<u8>::builder(&own).max_len(64 * MIB).build()?;
+                    buffer.grow_to(3 * MIB)?;
+                    buffer.close()
+                });
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(if own.is_ok() && counted { 0 } else { 1 }) };
+            }
+            let mut status = 0;
+            // SAFETY: `child` is our child, `status` a valid place.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            if status != 0 {
+                done.store(true, std::sync::atomic::Ordering::Relaxed);
+                panic!("{status:#x}");
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
 }
 
 #[test]
