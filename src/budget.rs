@@ -347,7 +347,7 @@ impl Budget {
 mod tests {
     use super::*;
     use crate::driver::{MapCount, OpenFiles};
-    use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
     #[derive(Debug)]
     struct Limits {
@@ -355,17 +355,22 @@ mod tests {
         soft: AtomicU64,
         hard: u64,
         raises: AtomicU64,
+        /// What reading them fails with, 0 for nothing.
+        errno: AtomicI32,
     }
 
     impl Limits {
         fn new(held: u64, soft: u64, hard: u64) -> Arc<Self> {
-            Arc::new(Self { held: held.into(), soft: soft.into(), hard, raises: 0.into() })
+            Arc::new(Self { held: held.into(), soft: soft.into(), hard, raises: 0.into(), errno: 0.into() })
         }
     }
 
     impl ProcessLimits for Limits {
         fn open_files(&self) -> io::Result<OpenFiles> {
-            Ok(OpenFiles { held: self.held.load(Relaxed), soft: self.soft.load(Relaxed), hard: self.hard })
+            match self.errno.load(Relaxed) {
+                0 => Ok(OpenFiles { held: self.held.load(Relaxed), soft: self.soft.load(Relaxed), hard: self.hard }),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            }
         }
         fn raise_open_files(&self, soft: u64) -> io::Result<()> {
             assert!(soft <= self.hard);
@@ -414,6 +419,25 @@ mod tests {
         limits.held.store(3000 + 1000, Relaxed);
         assert!(budget.acquire(100).is_err(), "1000 of the application, 64 kept, 3000 ours: 32 are left");
         budget.acquire(32).unwrap();
+    }
+
+    #[test]
+    fn without_a_file_to_count_with_none_is_left() {
+        let limits = Limits::new(10, 4096, 4096);
+        let budget = OpenFileBudget::new(Arc::clone(&limits) as Arc<dyn ProcessLimits>);
+        budget.acquire(1000).unwrap();
+        limits.errno.store(libc::EMFILE, Relaxed);
+        assert_eq!(budget.usage().others, 3096);
+        assert_eq!(budget.acquire(1).map_err(|short| short.limit), Err(4096));
+        // Then the application closes some.
+        limits.errno.store(0, Relaxed);
+        limits.held.store(1100, Relaxed);
+        assert_eq!(budget.usage().others, 100);
+        budget.acquire(1).unwrap();
+        // What cannot be read for another reason is left to the driver.
+        limits.errno.store(libc::ENOENT, Relaxed);
+        assert_eq!(budget.usage().limit, u64::MAX);
+        budget.acquire(1 << 20).unwrap();
     }
 
     #[test]

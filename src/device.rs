@@ -44,6 +44,8 @@ struct Inner {
     card: Arc<Card>,
     pool: ChunkPool,
     verdict: OnceLock<Box<dyn Verdict>>,
+    /// That of a child which was forked before there was one: whoever was about to decide does not exist there.
+    verdict_of_child: OnceLock<Box<dyn Verdict>>,
     options: DeviceOptions,
 }
 
@@ -151,7 +153,11 @@ impl Device {
     #[allow(clippy::must_use_candidate, reason = "deciding is what it is called for")]
     pub fn verdict(&self) -> &dyn Verdict {
         let inner = &*self.inner;
-        &**inner.verdict.get_or_init(|| {
+        let verdict = match inner.verdict.get() {
+            None if inner.card.gate().is_forked() => &inner.verdict_of_child,
+            _ => &inner.verdict,
+        };
+        &**verdict.get_or_init(|| {
             let check = inner.options.check_options(inner.card.gate().info());
             if inner.options.contiguous {
                 verdict::asked(&inner.card, check)
@@ -533,7 +539,8 @@ impl DeviceOptions {
         let card = Card::new(driver);
         let policy = pools::with_limit(&card, self.pool)?;
         let pool = ChunkPool::new(&card, ChunkProps::PLAIN, policy, Vec::new());
-        Ok(Device { inner: Arc::new(Inner { card, pool, verdict: OnceLock::new(), options: self }) })
+        let (verdict, verdict_of_child) = (OnceLock::new(), OnceLock::new());
+        Ok(Device { inner: Arc::new(Inner { card, pool, verdict, verdict_of_child, options: self }) })
     }
 
     fn check_options(&self, info: &DriverInfo) -> CheckOptions {

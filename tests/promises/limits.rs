@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, OnceLock};
 
 use growspan::driver::host::HostOptions;
+use growspan::driver::sim::{Personality, SimDriver};
 use growspan::{
     AheadPolicy, Bytes, Device, DeviceOptions, Error, GrowableBuffer, Mode, OpenFileBudget, Quiesce, Sizing,
 };
@@ -41,6 +42,7 @@ fn as_child() {
         "run out" => run_out_of_files(),
         "maps" => run_out_of_maps(),
         "fork" => fork(),
+        "checked fork" => fork_while_the_check_is_under_way(),
         "busy fork" => fork_while_others_are_busy(),
         "background" => crate::background::one_thread_per_pool_from_first_use_to_the_end(),
         "no thread" => no_thread(),
@@ -296,6 +298,37 @@ fn a_child_forked_while_others_are_busy_does_not_hang() {
     child_ok("busy fork", "");
 }
 
+#[test]
+fn a_child_forked_during_the_check_does_not_wait_for_it() {
+    child_ok("checked fork", "");
+}
+
+fn fork_while_the_check_is_under_way() {
+    let card = SimDriver::builder().personality(Personality::HangsInSetAccess).build();
+    let device = DeviceOptions::new().open(card.driver()).unwrap();
+    std::thread::scope(|scope| {
+        let checked = scope.spawn(|| device.verdict().reason().map(ToString::to_string));
+        while card.hung() == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child uses this crate and the allocator, which the C library makes fit for it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: what hangs is killed.
+            unsafe { libc::alarm(8) };
+            let reason = device.verdict().reason().map(ToString::to_string).unwrap_or_default();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if reason.contains("forked child") { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: `child` is our child, `status` a valid place.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        card.let_go();
+        drop(checked.join().unwrap());
+    });
+}
+
 /// Whatever another thread holds while the child is made stays held there for ever.
 fn fork_while_others_are_busy() {
     let device = Device::host().unwrap();
@@ -309,8 +342,8 @@ fn fork_while_others_are_busy() {
                 }
             })
         };
-        busy(|| drop(growspan::OpenFileBudget::process().usage()));
-        busy(|| drop(growspan::MapBudget::process().usage()));
+        busy(|| _ = growspan::OpenFileBudget::process().usage());
+        busy(|| _ = growspan::MapBudget::process().usage());
         busy(|| drop(Device::host()));
         busy(|| drop(DeviceOptions::new().host(HostOptions::default())));
         for _ in 0..40 {
