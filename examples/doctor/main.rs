@@ -96,7 +96,7 @@ fn describe(device: &Device) -> io::Result<()> {
         write!(out, ", all of one size per span")?;
     }
     if !quirks.settle.is_zero() {
-        write!(out, ", {:?} of waiting after mapping", quirks.settle)?;
+        write!(out, ", {:.1} ms of waiting after mapping", quirks.settle.as_secs_f64() * 1e3)?;
     }
     writeln!(out, "; granularity {}", verdict.granularity())?;
     for (n, fault) in info.known_faults.iter().enumerate() {
