@@ -95,11 +95,6 @@ impl Store {
         u64::from(self.own.is_some()) + u64::from(self.kept.is_some())
     }
 
-    /// Whether another process can have it.
-    pub(crate) fn is_shareable(&self) -> bool {
-        self.own.is_some()
-    }
-
     /// A new descriptor of it for another process, closed on exec.
     ///
     /// # Errors

@@ -154,7 +154,7 @@ impl Call<'_> {
     /// On 6.x addresses cannot be freed after a handle was released while it was mapped there.
     fn stick_where_mapped(&mut self, id: u64) {
         let table = &mut self.state.table;
-        if self.config.rules.seven || table.handles.get(&id).is_none_or(|handle| handle.held > 0) {
+        if self.config.rules.seven {
             return;
         }
         for at in table.mappings.iter().filter(|(_, mapping)| mapping.handle == id).map(|(at, _)| *at) {
@@ -322,7 +322,7 @@ impl Call<'_> {
     pub(crate) fn export(&mut self, id: u64, kind: u32, flags: u64) -> Result<File, u32> {
         self.check_sharing(kind)?;
         let handle = self.handle(id);
-        if flags != 0 || !handle.store.is_shareable() {
+        if flags != 0 {
             return Err(code::INVALID_VALUE);
         }
         handle.store.share()
