@@ -398,14 +398,33 @@ mod tests {
     }
 
     #[test]
-    fn windows_is_off_unless_forced() {
-        let mut there = runtime(71_460_850);
-        there.os = "windows";
-        let off = found(&there).for_the_crate(&there).off.unwrap();
-        assert!(off.starts_with("on Windows ") && off.ends_with(super::super::HOW_TO_FORCE), "{off}");
-        let forced = InForce::find(&there, true, InForce::none());
-        assert_eq!(forced.for_the_crate(&there).off, None);
-        assert!(!found(&runtime(71_460_850)).has(Quirk::Windows));
+    fn what_is_broken_is_off_unless_forced() {
+        let windows = Runtime { os: "windows", ..runtime(71_460_850) };
+        for (there, quirk, words) in [
+            (windows, Quirk::Windows, "on Windows "),
+            (runtime(60_443_482), Quirk::NeverReturns, "ROCm 6.4.0 never"),
+            (Runtime { drm: Some((3, 57)), ..runtime(71_460_850) }, Quirk::OldKernel, "(this one is 3.57)"),
+            (Runtime { gfx: "gfx1201".into(), ..runtime(71_460_850) }, Quirk::Gfx12, "(this one is gfx1201)"),
+        ] {
+            let usual = found(&there);
+            let off = usual.for_the_crate(&there).off.unwrap();
+            assert!(usual.has(quirk) && off.contains(words) && off.ends_with(super::super::HOW_TO_FORCE), "{off}");
+            let forced = InForce::find(&there, true, InForce::none());
+            assert_eq!(forced.for_the_crate(&there).off, None, "{quirk:?}");
+            // The row itself goes and no other does.
+            assert_eq!(forced.with(quirk), usual);
+        }
+        let old = runtime(60_032_831);
+        let forced = InForce::find(&old, true, InForce::none()).for_the_crate(&old);
+        assert!(forced.off.is_some_and(|off| off.starts_with("HIP has virtual memory on Linux since ROCm 6.1")));
+    }
+
+    #[test]
+    fn a_row_can_be_left_out() {
+        let there = runtime(70_253_211);
+        let (usual, left_out) = (found(&there), InForce::none().with(Quirk::OneChunkSize));
+        let without = InForce::find(&there, false, left_out);
+        assert!(!without.has(Quirk::OneChunkSize) && without.with(Quirk::OneChunkSize) == usual);
     }
 
     /// The versions on both sides of every border in the table, with builds that exist where they decide.
@@ -449,7 +468,7 @@ mod tests {
         let (ever, never) = ("#".repeat(VERSIONS.len()), ".".repeat(VERSIONS.len()));
         let by_machine = [
             (Quirk::OldKernel, Runtime { drm: Some((3, 63)), ..runtime(0) }, "................#####"),
-            (Quirk::Gfx12, Runtime { gfx: "gfx1200".into(), ..runtime(0) }, &ever),
+            (Quirk::Gfx12, Runtime { gfx: "gfx1250:xnack-".into(), ..runtime(0) }, &ever),
             (Quirk::LateMapping, Runtime { gfx: "gfx1250:xnack-".into(), ..runtime(0) }, &ever),
             (Quirk::Windows, Runtime { os: "windows", ..runtime(0) }, &ever),
         ];
@@ -466,7 +485,7 @@ mod tests {
     fn previews_after_the_last_known_build_are_not_released_twice() {
         let twice = |raw| found(&runtime(raw)).has(Quirk::KeptReference);
         assert!(
-            twice(70_253_211) && twice(70_253_210) && twice(70_026_015) && !twice(70_253_212) && !twice(70_260_000)
+            twice(70_253_211) && twice(70_253_210) && twice(70_160_000) && !twice(70_253_212) && !twice(70_260_000)
         );
     }
 
