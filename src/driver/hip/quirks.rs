@@ -492,7 +492,9 @@ mod tests {
     #[test]
     fn kernels_are_compared_as_numbers() {
         let on = |drm, raw| found(&Runtime { drm: Some(drm), ..runtime(raw) }).has(Quirk::OldKernel);
-        assert!(on((3, 63), 71_460_850) && on((3, 57), 71_460_850) && on((3, 9), 71_570_000) && on((2, 99), 71_460_850));
+        assert!(
+            on((3, 63), 71_460_850) && on((3, 57), 71_460_850) && on((3, 9), 71_570_000) && on((2, 99), 71_460_850)
+        );
         assert!(!on((3, 64), 71_460_850) && !on((4, 0), 71_460_850) && !on((3, 57), 70_253_211));
     }
 }

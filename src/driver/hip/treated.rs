@@ -92,7 +92,14 @@ impl HipDriver {
     }
 
     /// What a refused access is about: the device, and what the map before it may have run out of.
-    pub(super) fn not_granted(&self, vmm: &Vmm, error: &DriverError, device: i32, addr: u64, bytes: u64) -> DriverError {
+    pub(super) fn not_granted(
+        &self,
+        vmm: &Vmm,
+        error: &DriverError,
+        device: i32,
+        addr: u64,
+        bytes: u64,
+    ) -> DriverError {
         let about = match self.is_there(vmm, addr, bytes) {
             Ok(false) => Some("nothing was mapped".to_owned()),
             _ => (device != self.device).then(|| format!("for its peer, device {device}")),
@@ -103,8 +110,10 @@ impl HipDriver {
     /// A refused map or access, named by what the process has run out of if it has: the runtime opens a file for either,
     /// and from 7.0 on takes an entry of the memory map, and has no code for the want of them.
     pub(super) fn or_shortage(error: &DriverError, about: Option<String>) -> DriverError {
-        let says_nothing =
-            matches!(error.kind(), DriverErrorKind::InvalidValue | DriverErrorKind::OutOfMemory | DriverErrorKind::Other);
+        let says_nothing = matches!(
+            error.kind(),
+            DriverErrorKind::InvalidValue | DriverErrorKind::OutOfMemory | DriverErrorKind::Other
+        );
         let shortage = if says_nothing { Self::other_shortage() } else { None };
         let named = shortage.as_ref().map_or_else(|| error.clone(), |(kind, _)| renamed(error, *kind));
         let details: Vec<_> = about.into_iter().chain(shortage.map(|(_, figures)| figures)).collect();
