@@ -42,8 +42,8 @@
 //! multiple of 2048 returns 1, and any other failure 2, also of too many open files; a map with an offset or flags, outside
 //! reserved addresses, or not of the handle's size, returns 1; access is given to whole mappings or returns 1; addresses with
 //! mappings are not freed (999), nor on 6.x those where a handle was released while it was mapped. A map and a grant of access
-//! each open a file for as long as they take: where the process may open none, the map fails as maps do, and the grant returns
-//! 1. From 7.0 on, every mapping is an entry of the process's memory map, and a fresh mapping on a `gfx12` device reads zeros and
+//! each open a file for as long as they take: where the process may open none, the map fails as maps do, and the grant fails
+//! with 1. From 7.0 on, every mapping is an entry of the process's memory map, and a fresh mapping on a `gfx12` device reads zeros and
 //! loses writes for 1.5 ms after its access was set. A silently failed map maps nothing and keeps a reference, so that one more
 //! release is needed.
 //!
