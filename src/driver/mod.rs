@@ -193,7 +193,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// valid and `bytes` is its whole size.
     ///
     /// # Errors
-    /// [`DriverErrorKind::OutOfMaps`], or what the driver says.
+    /// [`DriverErrorKind::OutOfMaps`], [`DriverErrorKind::OutOfFiles`], or what the driver says.
     unsafe fn map(&self, addr: u64, bytes: u64, handle: RawHandle) -> DriverResult<()>;
 
     /// Makes mapped memory readable and writable for the device (and for the host on a `host_visible` driver).

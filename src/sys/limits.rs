@@ -101,7 +101,12 @@ fn held_files() -> io::Result<u64> {
 }
 
 fn count_held_files() -> io::Result<u64> {
-    let entries = fs::read_dir("/proc/self/fd")?.try_fold(0_u64, |n, entry| entry.map(|_| n + 1))?;
+    let mut entries = match fs::read_dir("/proc/self/fd") {
+        // None is left to count with, so as many are held as may be, or more.
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => return Ok(get(libc::RLIMIT_NOFILE)?.soft),
+        entries => entries?,
+    };
+    let entries = entries.try_fold(0_u64, |n, entry| entry.map(|_| n + 1))?;
     // One of them is the directory being read.
     Ok(entries.saturating_sub(1))
 }
@@ -159,6 +164,20 @@ mod tests {
             assert_eq!(count_held_files().unwrap(), before + 37);
             drop(files);
             assert_eq!(ThisProcess.open_files().unwrap().held, before);
+        });
+    }
+
+    #[test]
+    fn files_are_counted_when_none_is_left() {
+        alone("sys::limits::tests::files_are_counted_when_none_is_left", || {
+            let hard = get(libc::RLIMIT_NOFILE).unwrap().hard;
+            set(libc::RLIMIT_NOFILE, Limit { soft: 64, hard }).unwrap();
+            let files: Vec<_> = core::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+            assert_eq!(count_held_files().unwrap(), 64);
+            // One may have a number above the limit, from before.
+            assert!(held_files().unwrap() >= 64);
+            drop(files);
+            assert!(count_held_files().unwrap() < 64);
         });
     }
 

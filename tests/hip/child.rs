@@ -91,6 +91,7 @@ fn as_child() {
         Some(("devices", rest)) => crate::devices::as_child(rest),
         Some(("pinned", rest)) => crate::pinned::as_child(rest),
         Some(("quiesce", rest)) => crate::quiesce::as_child(rest),
+        Some(("treated", rest)) => crate::treated::as_child(rest),
         _ => panic!("no role {role}"),
     }
     println!("role done");

@@ -276,6 +276,7 @@ fn a_silent_failure_before_a_loud_one() {
         stand_in.fail_map(silent);
         stand_in.fail_call(c"hipMemMap", loud, 1);
         buffer.grow_to(9 * MIB).unwrap_err();
+        assert_eq!(stand_in.last_error(), 0, "to ask after what is not there is our error, not the application's");
         stand_in.fail_map(0);
         stand_in.fail_call(c"hipMemMap", 0, 0);
         assert_eq!(stand_in.figures(0), before, "map {silent} in silence, map {loud} with an error");

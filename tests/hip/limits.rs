@@ -1,5 +1,7 @@
 //! Open files: ROCm 7.14 keeps one for each chunk, and a process starts with a thousand.
 
+use std::fs::File;
+
 use growspan::driver::hip::HipDriver;
 use growspan::driver::{ChunkProps, Driver, DriverErrorKind};
 use growspan::{Bytes, DeviceOptions, GrowableBuffer, Mode, OpenFileBudget, Sizing};
@@ -23,6 +25,7 @@ pub(crate) fn as_child(role: &str) {
         "arena" => whole_arena(Sizing::Ladder),
         "strict" => whole_arena(Sizing::Uniform(Bytes::mib(2))),
         "raw" => raw(),
+        "map" => no_file_for_a_map(),
         other => panic!("no role {other}"),
     }
 }
@@ -63,6 +66,56 @@ fn raw() {
     for handle in handles {
         // SAFETY: the handle is mapped nowhere and not used again.
         unsafe { driver.release(handle) }.unwrap();
+    }
+}
+
+/// Every version opens a file for the time of a map, and one for the time of granting access.
+fn no_file_for_a_map() {
+    const CHUNK: u64 = 2 << 20;
+    let driver = HipDriver::open(0).unwrap();
+    let span = driver.reserve(2 * CHUNK, CHUNK).unwrap();
+    let handles = [0, 1].map(|_| driver.create(CHUNK, ChunkProps::PLAIN).unwrap());
+    // SAFETY: the chunk is mapped nowhere, whole, within the span.
+    unsafe { driver.map(span, CHUNK, handles[0]) }.unwrap();
+    let before = StandIn::get().figures(0);
+    let all: Vec<_> = core::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    // SAFETY: as above.
+    let mapped = unsafe { driver.map(span + CHUNK, CHUNK, handles[1]) };
+    // SAFETY: it is mapped just there.
+    let granted = unsafe { driver.set_access(span, CHUNK) };
+    let silent = mapped.is_ok();
+    // SAFETY: as above, as far as the driver has said.
+    let unmapped = silent.then(|| unsafe { driver.set_access(span + CHUNK, CHUNK) });
+    drop(all);
+    for error in [mapped.err(), granted.err(), unmapped.map(Result::unwrap_err)].into_iter().flatten() {
+        println!("{error}");
+        assert_eq!(error.kind(), DriverErrorKind::OutOfFiles, "{error}");
+        assert!(error.to_string().contains(" files open, limit 64"), "{error}");
+    }
+    // SAFETY: it is mapped just there.
+    unsafe { driver.set_access(span, CHUNK) }.unwrap();
+    if silent {
+        // SAFETY: nothing uses it, and the driver knows that there is nothing.
+        unsafe { driver.unmap(span + CHUNK, CHUNK) }.unwrap();
+    }
+    assert_eq!(StandIn::get().figures(0), before);
+    // SAFETY: the mapping is whole, and nothing uses it.
+    unsafe { driver.unmap(span, CHUNK) }.unwrap();
+    for handle in handles {
+        // SAFETY: the handle is mapped nowhere and not used again.
+        unsafe { driver.release(handle) }.unwrap();
+    }
+    // SAFETY: nothing is mapped in the span.
+    unsafe { driver.free_span(span, 2 * CHUNK) }.unwrap();
+    assert_eq!(StandIn::get().figures(0).bytes_used, 0);
+}
+
+#[test]
+fn a_map_that_finds_no_file_says_so() {
+    for personality in ["6.1", "6.4.3", "7.2.4", "7.14.1", "10.0"] {
+        let text = Child::of(personality).under(&["-n 64"]).role_well("limits map");
+        // The map, or what follows where it is silent, and the grant.
+        assert_eq!(text.matches("no open file left").count(), 2, "{personality}: {text}");
     }
 }
 

@@ -34,6 +34,7 @@ mod rows;
 #[path = "../promises/share.rs"]
 mod share;
 mod stand_in;
+mod treated;
 #[path = "../promises/world.rs"]
 mod world;
 

@@ -167,6 +167,16 @@ fn what_is_forced_is_left_to_the_check() {
     assert!(text.contains(NO_VIRTUAL_MEMORY), "{text}");
 }
 
+/// As on a kernel whose driver is too old for it, whatever the runtime's version.
+#[test]
+fn a_runtime_that_says_it_has_no_virtual_memory_is_believed() {
+    for personality in ["6.4.3", "7.2.4", "7.14.1", "10.0"] {
+        let text = Child::of(personality).set("HIP_VMEM_MANAGE_SUPPORT", "0").role_well("devices forced");
+        let reason = "hipDeviceAttributeVirtualMemoryManagementSupported is 0 (an old kernel driver, or";
+        assert!(text.contains("verdict: ") && text.contains(reason), "{personality}: {text}");
+    }
+}
+
 pub(crate) fn hang() {
     // As a kernel whose driver cannot be asked for its version.
     let driver = HipDriver::open(0).unwrap();

@@ -241,6 +241,8 @@ fn map_entries(hip: HipOptions) {
     buffer.grow_to(64 * MIB).unwrap();
     let entries = device.snapshot().map_entries.map_or(0, |entries| entries.ours);
     assert_eq!(entries, buffer.chunks().len() as u64, "no map entries are counted");
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    assert_eq!(entries, maps.matches("/memfd:fake-amdhip").count() as u64, "as the kernel counts");
 }
 
 /// A chunk that keeps its contents from one place to the next, with a peer that has access too.

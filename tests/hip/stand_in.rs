@@ -58,6 +58,9 @@ functions! {
     fn hipGetLastError() -> u32;
     fn hipStreamCreateWithFlags(stream: *mut *mut c_void, flags: u32) -> u32;
     fn hipStreamDestroy(stream: *mut c_void) -> u32;
+    fn hipStreamBeginCapture(stream: *mut c_void, mode: u32) -> u32;
+    fn hipStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> u32;
+    fn hipThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32;
     fn hipStreamSynchronize(stream: *mut c_void) -> u32;
     fn hipMemcpyDtoHAsync(to: *mut c_void, from: *mut c_void, bytes: usize, stream: *mut c_void) -> u32;
 }
@@ -125,6 +128,24 @@ impl StandIn {
         assert_eq!(self.hipSetDevice(device), 0);
     }
 
+    /// Begins to capture a stream, in the mode that forbids the most.
+    pub(crate) fn begin_capture(&self, stream: &Stream) {
+        assert_eq!(self.hipStreamBeginCapture(stream.0, 0), 0);
+    }
+
+    /// What ending a capture returns: zero if nothing has broken it.
+    pub(crate) fn end_capture(&self, stream: &Stream) -> u32 {
+        let mut graph = null_mut();
+        self.hipStreamEndCapture(stream.0, &raw mut graph)
+    }
+
+    /// How this thread's calls are taken during captures: 0 forbids the most.
+    pub(crate) fn capture_mode(&self) -> u32 {
+        let mut mode = 0;
+        assert_eq!(self.hipThreadExchangeStreamCaptureMode(&raw mut mode), 0);
+        mode
+    }
+
     /// What the thread's next check for errors finds.
     pub(crate) fn last_error(&self) -> u32 {
         self.hipGetLastError()
@@ -136,9 +157,14 @@ pub(crate) struct Stream(*mut c_void, i32);
 
 impl Stream {
     pub(crate) fn new(device: i32) -> Self {
+        Self::with(device, 1)
+    }
+
+    /// With these flags: 0 for one that is ordered with the null stream.
+    pub(crate) fn with(device: i32, flags: u32) -> Self {
         let mut stream = MaybeUninit::uninit();
         StandIn::get().make_current(device);
-        assert_eq!(StandIn::get().hipStreamCreateWithFlags(stream.as_mut_ptr(), 1), 0);
+        assert_eq!(StandIn::get().hipStreamCreateWithFlags(stream.as_mut_ptr(), flags), 0);
         StandIn::get().make_current(0);
         // SAFETY: the call succeeded and so has written it.
         Self(unsafe { stream.assume_init() }, device)

@@ -241,7 +241,10 @@ unsafe impl Driver for HipDriver {
             // and has this size; zero is the only offset the runtime takes.
             check(unsafe { (vmm.hipMemMap)(pointer(addr), bytes, 0, raw.0, 0) })
         });
-        mapped.inspect_err(|_| self.book.lock().unmapped(addr))
+        mapped.map_err(|error| {
+            self.book.lock().unmapped(addr);
+            Self::or_shortage(&error, None)
+        })
     }
 
     unsafe fn set_access(&self, addr: u64, bytes: u64) -> DriverResult<()> {
@@ -260,7 +263,7 @@ unsafe impl Driver for HipDriver {
         for &(at, bytes) in &places {
             for &device in &devices {
                 let granted = self.within(Call::SetAccess, |_| Self::grant(vmm, device, at, bytes));
-                granted.map_err(|error| self.not_granted(vmm, error, device, at, bytes))?;
+                granted.map_err(|error| self.not_granted(vmm, &error, device, at, bytes))?;
             }
             self.book.lock().saw(at, bytes, Seen::There, false);
         }

@@ -398,61 +398,103 @@ mod tests {
     }
 
     #[test]
-    fn windows_is_off_unless_forced() {
-        let mut there = runtime(71_460_850);
-        there.os = "windows";
-        let off = found(&there).for_the_crate(&there).off.unwrap();
-        assert!(off.starts_with("on Windows ") && off.ends_with(super::super::HOW_TO_FORCE), "{off}");
-        let forced = InForce::find(&there, true, InForce::none());
-        assert_eq!(forced.for_the_crate(&there).off, None);
-        assert!(!found(&runtime(71_460_850)).has(Quirk::Windows));
+    fn what_is_broken_is_off_unless_forced() {
+        let windows = Runtime { os: "windows", ..runtime(71_460_850) };
+        for (there, quirk, words) in [
+            (windows, Quirk::Windows, "on Windows "),
+            (runtime(60_443_482), Quirk::NeverReturns, "ROCm 6.4.0 never"),
+            (Runtime { drm: Some((3, 57)), ..runtime(71_460_850) }, Quirk::OldKernel, "(this one is 3.57)"),
+            (Runtime { gfx: "gfx1201".into(), ..runtime(71_460_850) }, Quirk::Gfx12, "(this one is gfx1201)"),
+        ] {
+            let usual = found(&there);
+            let off = usual.for_the_crate(&there).off.unwrap();
+            assert!(usual.has(quirk) && off.contains(words) && off.ends_with(super::super::HOW_TO_FORCE), "{off}");
+            let forced = InForce::find(&there, true, InForce::none());
+            assert_eq!(forced.for_the_crate(&there).off, None, "{quirk:?}");
+            // The row itself goes and no other does.
+            assert_eq!(forced.with(quirk), usual);
+        }
+        let old = runtime(60_032_831);
+        let forced = InForce::find(&old, true, InForce::none()).for_the_crate(&old);
+        assert!(forced.off.is_some_and(|off| off.starts_with("HIP has virtual memory on Linux since ROCm 6.1")));
+    }
+
+    #[test]
+    fn a_row_can_be_left_out() {
+        let there = runtime(70_253_211);
+        let (usual, left_out) = (found(&there), InForce::none().with(Quirk::OneChunkSize));
+        let without = InForce::find(&there, false, left_out);
+        assert!(!without.has(Quirk::OneChunkSize) && without.with(Quirk::OneChunkSize) == usual);
+    }
+
+    /// The versions on both sides of every border in the table, with builds that exist where they decide.
+    const VERSIONS: [u32; 21] = [
+        50_221_153, 60_032_831, 60_140_093, 60_241_134, 60_343_482, 60_443_481, 60_443_482, 60_443_483, 60_443_484,
+        60_543_482, 70_051_831, 70_152_802, 70_253_211, 70_300_000, 70_400_000, 71_300_000, 71_460_850, 71_570_000,
+        71_600_000, 80_000_000, 90_000_000,
+    ];
+
+    /// Which of [`VERSIONS`] have the row, on a machine that is otherwise `like` one.
+    fn marks(quirk: Quirk, like: &Runtime) -> String {
+        let there = |raw| found(&Runtime { version: HipVersion::from_raw(raw), ..like.clone() }).has(quirk);
+        VERSIONS.iter().map(|&raw| if there(raw) { '#' } else { '.' }).collect()
     }
 
     #[test]
     fn versions_get_the_rows_that_are_known_for_them() {
-        let rows = |raw, quirk| found(&runtime(raw)).has(quirk);
-        // 6.0.2, 6.1, 6.4.0, 6.4.1, 6.4.2, 7.0, 7.1, 7.2.4, 7.14.1, 10.0.
-        let versions = [
-            60_032_831, 60_140_093, 60_443_482, 60_443_483, 60_443_484, 70_051_831, 70_152_802, 70_253_211, 71_460_850,
-            71_570_000,
-        ];
+        // 5.2, 6.0 to 6.3, 6.4 by builds, 6.5, 7.0 to 7.4, 7.13 to 7.16, 8.0, 9.0.
         let expected = [
-            (Quirk::NoVirtualMemory, "#........."),
-            (Quirk::NeverReturns, "..##......"),
-            (Quirk::OneChunkSize, ".....###.."),
-            (Quirk::SmallChunks, ".####....."),
-            (Quirk::CurrentDevice, ".#########"),
-            (Quirk::SilentMap, ".#######.."),
-            (Quirk::KeptReference, ".#######.."),
-            (Quirk::KeptUnderSpan, "......##.."),
-            (Quirk::FilePerChunk, "........#."),
-            (Quirk::MapEntryPerChunk, ".....#####"),
-            (Quirk::PeersFirst, ".#########"),
-            (Quirk::CopyInOneChunk, ".#........"),
-            (Quirk::FileForAccess, "........##"),
-            (Quirk::LateRelease, ".####....."),
-            (Quirk::FreeIgnoresGraphics, "##########"),
-            (Quirk::Gfx12, ".........."),
-            (Quirk::OldKernel, ".........."),
+            (Quirk::NoVirtualMemory, "##..................."),
+            (Quirk::NeverReturns, "......##............."),
+            (Quirk::OneChunkSize, "..........######....."),
+            (Quirk::SmallChunks, "..########..........."),
+            (Quirk::CurrentDevice, "..###################"),
+            (Quirk::SilentMap, "..##############....."),
+            (Quirk::KeptReference, "..###########........"),
+            (Quirk::KeptUnderSpan, "...........#####....."),
+            (Quirk::FilePerChunk, "................#...."),
+            (Quirk::MapEntryPerChunk, "..........###########"),
+            (Quirk::PeersFirst, "..###################"),
+            (Quirk::CopyInOneChunk, "..#.................."),
+            (Quirk::AlignByHand, "..###################"),
+            (Quirk::LateRelease, "..########..........."),
+            (Quirk::FileForAccess, "................#####"),
+            (Quirk::FreeIgnoresGraphics, "#####################"),
+            (Quirk::AnyFailureIsOutOfMemory, "..###################"),
         ];
-        for (quirk, marks) in expected {
-            let seen: String = versions.iter().map(|&raw| if rows(raw, quirk) { '#' } else { '.' }).collect();
-            assert_eq!(seen, marks, "{quirk:?}");
+        for (quirk, versions) in expected {
+            assert_eq!(marks(quirk, &runtime(0)), versions, "{quirk:?}");
         }
+        let (ever, never) = ("#".repeat(VERSIONS.len()), ".".repeat(VERSIONS.len()));
+        let by_machine = [
+            (Quirk::OldKernel, Runtime { drm: Some((3, 63)), ..runtime(0) }, "................#####"),
+            (Quirk::Gfx12, Runtime { gfx: "gfx1250:xnack-".into(), ..runtime(0) }, &ever),
+            (Quirk::LateMapping, Runtime { gfx: "gfx1250:xnack-".into(), ..runtime(0) }, &ever),
+            (Quirk::Windows, Runtime { os: "windows", ..runtime(0) }, &ever),
+        ];
+        for (quirk, machine, versions) in &by_machine {
+            assert_eq!(marks(*quirk, machine), *versions, "{quirk:?}");
+            for gfx in ["gfx942:sramecc+:xnack-", "gfx1100", "gfx1151", ""] {
+                assert_eq!(marks(*quirk, &Runtime { gfx: gfx.into(), ..runtime(0) }), never, "{quirk:?} on {gfx:?}");
+            }
+        }
+        assert_eq!(expected.len() + by_machine.len(), TABLE.len(), "a row that nothing is expected of");
     }
 
     #[test]
     fn previews_after_the_last_known_build_are_not_released_twice() {
         let twice = |raw| found(&runtime(raw)).has(Quirk::KeptReference);
         assert!(
-            twice(70_253_211) && twice(70_253_210) && twice(70_026_015) && !twice(70_253_212) && !twice(70_260_000)
+            twice(70_253_211) && twice(70_253_210) && twice(70_160_000) && !twice(70_253_212) && !twice(70_260_000)
         );
     }
 
     #[test]
     fn kernels_are_compared_as_numbers() {
         let on = |drm, raw| found(&Runtime { drm: Some(drm), ..runtime(raw) }).has(Quirk::OldKernel);
-        assert!(on((3, 57), 71_460_850) && on((3, 9), 71_570_000) && on((2, 99), 71_460_850));
+        assert!(
+            on((3, 63), 71_460_850) && on((3, 57), 71_460_850) && on((3, 9), 71_570_000) && on((2, 99), 71_460_850)
+        );
         assert!(!on((3, 64), 71_460_850) && !on((4, 0), 71_460_850) && !on((3, 57), 70_253_211));
     }
 }

@@ -92,16 +92,32 @@ impl HipDriver {
     }
 
     /// What a refused access is about: the device, and what the map before it may have run out of.
-    pub(super) fn not_granted(&self, vmm: &Vmm, error: DriverError, device: i32, addr: u64, bytes: u64) -> DriverError {
-        let whom = if device == self.device { String::new() } else { format!("for its peer, device {device}") };
-        match self.is_there(vmm, addr, bytes) {
-            Ok(false) => match Self::other_shortage() {
-                Some((kind, figures)) => renamed(&error, kind).with_detail(format!("nothing was mapped: {figures}")),
-                None => error.with_detail("nothing was mapped"),
-            },
-            _ if whom.is_empty() => error,
-            _ => error.with_detail(whom),
-        }
+    pub(super) fn not_granted(
+        &self,
+        vmm: &Vmm,
+        error: &DriverError,
+        device: i32,
+        addr: u64,
+        bytes: u64,
+    ) -> DriverError {
+        let about = match self.is_there(vmm, addr, bytes) {
+            Ok(false) => Some("nothing was mapped".to_owned()),
+            _ => (device != self.device).then(|| format!("for its peer, device {device}")),
+        };
+        Self::or_shortage(error, about)
+    }
+
+    /// A refused map or access, named by what the process has run out of if it has: the runtime opens a file for either,
+    /// and from 7.0 on takes an entry of the memory map, and has no code for the want of them.
+    pub(super) fn or_shortage(error: &DriverError, about: Option<String>) -> DriverError {
+        let says_nothing = matches!(
+            error.kind(),
+            DriverErrorKind::InvalidValue | DriverErrorKind::OutOfMemory | DriverErrorKind::Other
+        );
+        let shortage = if says_nothing { Self::other_shortage() } else { None };
+        let named = shortage.as_ref().map_or_else(|| error.clone(), |(kind, _)| renamed(error, *kind));
+        let details: Vec<_> = about.into_iter().chain(shortage.map(|(_, figures)| figures)).collect();
+        if details.is_empty() { named } else { named.with_detail(details.join(": ")) }
     }
 
     /// Asks the runtime whether a mapping that it said it had made is there, where it may not be. Returns whether it is.

@@ -18,6 +18,7 @@
 //! | `FAKE_AMDHIP_GFX` | the compiler's name of the devices | `gfx942:sramecc+:xnack-`, or the personality's |
 //! | `FAKE_AMDHIP_DISTURBED` | how often the kernel begins each 2 GiB step of page-locking again, with a millisecond between, where a page is not there yet | 0 |
 //! | `FAKE_AMDHIP_PIN_OFFSET` | how far from the host's address the devices see page-locked memory | 0 |
+//! | `HIP_VMEM_MANAGE_SUPPORT` | 0 for no virtual memory management, as an old kernel driver has none: as `5.7` has it | on |
 //! | `FAKE_AMDHIP_PCI` | PCI bus of device 0, decimal or `0x`; device n is n further | 3 |
 //!
 //! # Personalities
@@ -40,8 +41,11 @@
 //! On all of them: the minimum granularity is 4096 (recommended too, where the table says nothing); a create of 0 bytes or no
 //! multiple of 2048 returns 1, and any other failure 2, also of too many open files; a map with an offset or flags, outside
 //! reserved addresses, or not of the handle's size, returns 1; access is given to whole mappings or returns 1; addresses with
-//! mappings are not freed (999). From 7.0 on, a fresh mapping on a `gfx12` device reads zeros and loses writes for 1.5 ms
-//! after its access was set. A silently failed map maps nothing and keeps a reference, so that one more release is needed.
+//! mappings are not freed (999), nor on 6.x those where a handle was released while it was mapped. A map and a grant of access
+//! each open a file for as long as they take: where the process may open none, the map fails as maps do, and the grant fails
+//! with 1. From 7.0 on, every mapping is an entry of the process's memory map, and a fresh mapping on a `gfx12` device reads zeros and
+//! loses writes for 1.5 ms after its access was set. A silently failed map maps nothing and keeps a reference, so that one more
+//! release is needed.
 //!
 //! # What ends the process
 //!

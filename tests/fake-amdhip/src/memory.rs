@@ -95,11 +95,6 @@ impl Store {
         u64::from(self.own.is_some()) + u64::from(self.kept.is_some())
     }
 
-    /// Whether another process can have it.
-    pub(crate) fn is_shareable(&self) -> bool {
-        self.own.is_some()
-    }
-
     /// A new descriptor of it for another process, closed on exec.
     ///
     /// # Errors
@@ -159,7 +154,8 @@ impl Memory {
             (None, vram.next)
         };
         if own.is_none() {
-            vram.next += size;
+            // A granule between two, so that the kernel does not make one entry of the mappings of both.
+            vram.next += size + GRANULE;
         }
         vram.used += size;
         Ok(Store { device, size, offset, own, kept: None, imported: None })
@@ -174,6 +170,11 @@ impl Memory {
             store.kept = Some(self.file(store).try_clone().map_err(|_| code::OUT_OF_MEMORY)?);
         }
         Ok(())
+    }
+
+    /// Whether the process may open one more file, as every version does for the time of a map and of granting access.
+    pub(crate) fn may_open_a_file(&self) -> bool {
+        self.vram.first().is_none_or(|vram| vram.file.try_clone().is_ok())
     }
 
     /// The memory behind a descriptor that another process, or this one, exported.

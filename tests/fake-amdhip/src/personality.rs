@@ -167,6 +167,8 @@ impl Config {
         let Ok(bus @ 0..=0xc0) = u32::try_from(bus) else {
             return Err(format!("FAKE_AMDHIP_PCI is {bus}, and the first bus can be 192 at most"));
         };
+        // What a real runtime reads itself.
+        rules.vmm &= var("HIP_VMEM_MANAGE_SUPPORT").is_none_or(|text| text != "0");
         if devices == 0 && rules.dead.is_none() {
             rules.dead = NONE.dead;
         }

@@ -74,6 +74,18 @@ pub(crate) fn show(at: usize, len: usize, file: &File, offset: u64) -> bool {
     at != libc::MAP_FAILED
 }
 
+/// Ends what [`show`] did: the addresses are reserved as before.
+pub(crate) fn hide(at: usize, len: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let place: *mut c_void = core::ptr::without_provenance_mut(at);
+    // SAFETY: the caller passes a part of a live reservation of this module, where nothing can be read and so nothing is
+    // referred to; it stays so.
+    let at = unsafe { libc::mmap(place, len, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        broken(format_args!("cannot end a mapping: {}", std::io::Error::last_os_error()));
+    }
+}
+
 /// A part of a file of ours that is mapped somewhere.
 #[derive(Debug)]
 pub(crate) struct FileMapping {

@@ -27,6 +27,8 @@ pub(crate) struct Span {
     pub(crate) device: usize,
     /// The runtime has forgotten it, without knowing.
     pub(crate) erased: bool,
+    /// It cannot be freed: a handle was released while it was mapped there.
+    pub(crate) stuck: bool,
 }
 
 /// A handle's memory at addresses.

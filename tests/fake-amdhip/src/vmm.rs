@@ -70,7 +70,9 @@ impl Call<'_> {
         if size == 0 || flags != 0 {
             return Err(code::INVALID_VALUE);
         }
-        if !size.is_multiple_of(GRANULE as usize) || (alignment != 0 && !alignment.is_power_of_two()) {
+        // 6.1 wants a multiple of the granule, later ones a power of two.
+        let fits = |alignment: usize| alignment.is_power_of_two() && alignment.is_multiple_of(GRANULE as usize);
+        if !size.is_multiple_of(GRANULE as usize) || (alignment != 0 && !fits(alignment)) {
             return Err(self.unfit());
         }
         let alignment = match self.config.rules.alignment {
@@ -82,7 +84,7 @@ impl Call<'_> {
         let freed = &mut self.state.freed;
         freed.retain(|(_, when)| when.elapsed() < LATE);
         let erased = freed.iter().any(|(addr, _)| *addr == at);
-        self.state.table.spans.insert(at, Span { size, device: self.thread.device, erased });
+        self.state.table.spans.insert(at, Span { size, device: self.thread.device, erased, stuck: false });
         Ok(at)
     }
 
@@ -98,7 +100,8 @@ impl Call<'_> {
             )),
             Some(_) => {}
         }
-        if self.state.table.is_mapped_anywhere(addr, size) {
+        let stuck = self.state.table.spans.get(&addr).is_some_and(|span| span.stuck);
+        if stuck || self.state.table.is_mapped_anywhere(addr, size) {
             return Err(code::UNKNOWN);
         }
         self.state.table.spans.remove(&addr);
@@ -143,8 +146,22 @@ impl Call<'_> {
             Some(handle) if handle.leaked > 0 => handle.leaked -= 1,
             _ => self.misuse(format_args!("{id:#x} is no handle, or one that has been released")),
         }
+        self.stick_where_mapped(id);
         self.end_if_unreferenced(id);
         Ok(())
+    }
+
+    /// On 6.x addresses cannot be freed after a handle was released while it was mapped there.
+    fn stick_where_mapped(&mut self, id: u64) {
+        let table = &mut self.state.table;
+        if self.config.rules.seven {
+            return;
+        }
+        for at in table.mappings.iter().filter(|(_, mapping)| mapping.handle == id).map(|(at, _)| *at) {
+            if let Some((_, span)) = table.spans.range_mut(..=at).next_back() {
+                span.stuck = true;
+            }
+        }
     }
 
     fn end_if_unreferenced(&mut self, id: u64) {
@@ -168,7 +185,10 @@ impl Call<'_> {
             return Err(code::INVALID_VALUE);
         }
         let taken = self.state.table.is_mapped_anywhere(addr, size);
-        let failed = taken || self.state.map_is_to_fail() || !self.show_if_held_by_address(addr, size, id);
+        let failed = taken
+            || self.state.map_is_to_fail()
+            || !self.state.memory.may_open_a_file()
+            || !self.show_if_it_takes_an_entry(addr, size, id);
         if failed && self.config.rules.silent_map {
             self.handle(id).leaked += 1;
             return Ok(());
@@ -184,8 +204,8 @@ impl Call<'_> {
     }
 
     /// On the versions that map the memory into the process as well, does so.
-    fn show_if_held_by_address(&self, addr: usize, size: usize, id: u64) -> bool {
-        if !self.config.rules.memory_stays_while_address_maps_it {
+    fn show_if_it_takes_an_entry(&self, addr: usize, size: usize, id: u64) -> bool {
+        if !self.config.rules.seven {
             return true;
         }
         let Some(handle) = self.state.table.handles.get(&id) else { return false };
@@ -204,6 +224,9 @@ impl Call<'_> {
             if let Some(mapping) = self.state.table.mappings.remove(&start) {
                 if let Some(handle) = self.state.table.handles.get_mut(&mapping.handle) {
                     handle.maps -= 1;
+                }
+                if self.config.rules.seven && !self.config.rules.memory_stays_while_address_maps_it {
+                    space::hide(start, mapping.size);
                 }
                 self.end_if_unreferenced(mapping.handle);
             }
@@ -239,6 +262,9 @@ impl Call<'_> {
         let state = &mut *self.state;
         let starts = state.table.run(addr, size).ok_or(code::INVALID_VALUE)?;
         if grants.is_empty() || (rules.access_by_prefix && !state.table.has_prefix(addr, size)) {
+            return Err(code::INVALID_VALUE);
+        }
+        if !state.memory.may_open_a_file() {
             return Err(code::INVALID_VALUE);
         }
         let origin = |start: &usize| {
@@ -296,7 +322,7 @@ impl Call<'_> {
     pub(crate) fn export(&mut self, id: u64, kind: u32, flags: u64) -> Result<File, u32> {
         self.check_sharing(kind)?;
         let handle = self.handle(id);
-        if flags != 0 || !handle.store.is_shareable() {
+        if flags != 0 {
             return Err(code::INVALID_VALUE);
         }
         handle.store.share()

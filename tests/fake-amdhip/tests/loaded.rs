@@ -80,6 +80,8 @@ struct Hip(*mut c_void);
 
 type Download = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> u32;
 type Upload = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> u32;
+type Map = unsafe extern "C" fn(*mut c_void, usize, usize, *mut c_void, u64) -> u32;
+type SetAccess = unsafe extern "C" fn(*mut c_void, usize, *const hipMemAccessDesc, usize) -> u32;
 type Import = unsafe extern "C" fn(*mut *mut c_void, *const c_int, u32) -> u32;
 
 impl Hip {
@@ -140,8 +142,6 @@ impl Hip {
 
     /// Maps a handle at new addresses and gives device 0 access.
     fn map(&self, handle: *mut c_void) -> *mut c_void {
-        type Map = unsafe extern "C" fn(*mut c_void, usize, usize, *mut c_void, u64) -> u32;
-        type SetAccess = unsafe extern "C" fn(*mut c_void, usize, *const hipMemAccessDesc, usize) -> u32;
         let at = self.reserve();
         let map: Map = self.get("hipMemMap");
         assert_eq!(unsafe { map(at, CHUNK, 0, handle, 0) }, 0);
@@ -405,6 +405,35 @@ fn open_files_run_out() {
     assert_eq!(figures.open_handle_files, handles.len() as u64);
     assert_eq!(hip.one("hipMemRelease", handles.pop().unwrap()), 0);
     assert!(hip.create(0).is_ok());
+}
+
+/// A map and a grant of access open a file for as long as they take.
+#[test]
+fn maps_and_grants_need_a_file_to_open() {
+    const NAME: &str = "maps_and_grants_need_a_file_to_open";
+    if !in_child() {
+        for personality in ["6.4.3", "7.2.4", "7.14.1", "10.0"] {
+            passes(NAME, &[("FAKE_AMDHIP", personality)]);
+        }
+        return;
+    }
+    let hip = Hip::open();
+    let (there, handle) = (hip.map(hip.create(0).unwrap()), hip.create(0).unwrap());
+    let at = hip.reserve();
+    let map: Map = hip.get("hipMemMap");
+    let set_access: SetAccess = hip.get("hipMemSetAccess");
+    let location = hipMemLocation { kind: 1, id: 0 };
+    let desc = hipMemAccessDesc { location, flags: 3 };
+    let grant = |at| unsafe { set_access(at, CHUNK, &raw const desc, 1) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    let none = libc::rlimit { rlim_cur: 3, ..limit };
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+    let silent = !matches!(personality().as_str(), "7.14.1" | "10.0");
+    assert_eq!(unsafe { map(at, CHUNK, 0, handle, 0) }, if silent { 0 } else { 205 });
+    assert_eq!((grant(at), grant(there)), (1, 1));
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    assert_eq!((grant(at), grant(there)), (1, 0), "nothing was mapped there, and here it was");
 }
 
 #[test]

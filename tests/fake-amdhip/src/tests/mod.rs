@@ -3,6 +3,7 @@
 mod life;
 mod misuse;
 mod pinned;
+mod refusals;
 mod returns;
 mod sharing;
 mod streams;
@@ -67,6 +68,11 @@ impl Hip {
 
     fn reserve_aligned(&self, size: usize, alignment: usize) -> Result<usize, u32> {
         self.do_("hipMemAddressReserve", Kind::Vmm, |call| call.reserve(size, alignment, 0, 0))
+    }
+
+    /// There if nothing is.
+    fn reserve_near(&self, hint: usize) -> usize {
+        self.do_("hipMemAddressReserve", Kind::Vmm, |call| call.reserve(CHUNK, 0, hint, 0)).unwrap()
     }
 
     fn free_address(&self, at: usize, size: usize) -> Result<(), u32> {

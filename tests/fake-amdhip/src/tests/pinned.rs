@@ -14,6 +14,11 @@ impl Pages {
         Self(at.expose_provenance(), size)
     }
 
+    /// Where nothing else comes to lie, so that it stays empty once they are gone.
+    fn far_away(size: usize) -> Self {
+        Self(crate::space::reserve(size, 0, 0x2345_6000_0000).unwrap(), size)
+    }
+
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the pages are this value's own, which is borrowed.
         unsafe { core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(self.0), self.1) }
@@ -66,7 +71,6 @@ fn what_is_registered_twice_or_let_go_of_wrongly() {
     for (at, size) in [(0, 4 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB)] {
         assert_eq!(hip.register(pages.0 + at, size), Err(712));
     }
-    hip.register(pages.0 + 4 * MIB, MIB).unwrap();
     refused("no page-locked memory starts", || hip.unregister(pages.0 + MIB));
     refused("was registered, and not allocated", || hip.host_free(pages.0));
     let block = hip.host_malloc(100).unwrap();
@@ -76,10 +80,32 @@ fn what_is_registered_twice_or_let_go_of_wrongly() {
     hip.unregister(pages.0).unwrap();
     refused("no page-locked memory starts", || hip.unregister(pages.0));
     // Unmapped while it is registered.
-    let gone = pages.0 + 4 * MIB;
+    let pages = Pages::far_away(MIB);
+    let gone = pages.0;
+    hip.register(gone, MIB).unwrap();
     drop(pages);
     refused("were unmapped while they were registered", || hip.unregister(gone));
     assert_eq!(hip.register(gone, MIB), Err(1), "nothing is there");
+}
+
+#[test]
+fn flags_and_places_that_are_refused() {
+    let hip = Hip::new("7.14.1");
+    let (block, pages) = (hip.block(MIB), Pages::new(MIB));
+    let register = |at, flags| hip.do_("hipHostRegister", Kind::Usual, |call| call.host_register(at, MIB, flags));
+    let pointer = |flags| {
+        hip.do_("hipHostGetDevicePointer", Kind::Usual, |call| call.host_device_pointer(pages.0, flags)).map(|_| ())
+    };
+    refused("is device memory", || register(block, 3));
+    assert_eq!((register(pages.0, 16), register(0, 3)), (Err(1), Err(1)));
+    assert_eq!(pointer(0), Err(1), "it is not page-locked");
+    register(pages.0, 1).unwrap();
+    assert_eq!(pointer(0), Err(1), "it is not mapped");
+    hip.unregister(pages.0).unwrap();
+    register(pages.0, 3).unwrap();
+    assert_eq!((pointer(0), pointer(1)), (Ok(()), Err(1)));
+    let malloc = |flags| hip.do_("hipHostMalloc", Kind::Usual, |call| call.host_malloc(MIB, flags));
+    assert_eq!((malloc(8), hip.host_malloc(0)), (Err(1), Ok(0)));
 }
 
 #[test]

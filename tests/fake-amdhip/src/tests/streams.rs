@@ -41,15 +41,15 @@ fn the_null_stream_waits_for_blocking_streams_and_they_for_it() {
 #[test]
 fn waiting_for_the_null_stream_waits_for_blocking_ones() {
     let hip = Hip::new("7.14.1");
-    let block = hip.malloc(64).unwrap();
+    let (block, others) = (hip.malloc(64).unwrap(), hip.malloc(64).unwrap());
     let (stream, other) = (hip.stream(0), hip.stream(NON_BLOCKING));
     hip.fill(block, 1, 32, stream).unwrap();
-    hip.fill(block + 32, 1, 32, other).unwrap();
+    hip.fill(others, 1, 32, other).unwrap();
     hip.synchronize(0).unwrap();
-    hip.destroy_stream(stream).unwrap();
-    assert!(misuse_of(|| hip.free(block)).contains("hipMemsetD8Async"), "the other stream is not done");
-    hip.device_synchronize().unwrap();
     hip.free(block).unwrap();
+    assert!(misuse_of(|| hip.free(others)).contains("hipMemsetD8Async"), "the other stream is not done");
+    hip.device_synchronize().unwrap();
+    hip.free(others).unwrap();
 }
 
 #[test]
@@ -99,6 +99,7 @@ fn what_a_destroyed_stream_had_is_still_to_be_done() {
     hip.destroy_stream(stream).unwrap();
     assert_eq!(hip.figures().streams, 0);
     misuse_of(|| hip.free(block));
+    assert!(misuse_of(|| hip.fill(block, 1, 64, stream)).contains("has been destroyed"), "whatever it has to do yet");
     assert_eq!((hip.query(event), hip.query(event)), (Err(600), Ok(())));
     assert_eq!(hip.read(block, 1), [9]);
     hip.do_("hipEventDestroy", Kind::Usual, |call| {
@@ -153,7 +154,9 @@ fn a_capture_forbids_and_is_broken_by_what_it_forbids() {
     assert_eq!(hip.device_synchronize(), Err(900));
     assert_eq!(end(&hip, stream), Err(901));
     begin(&hip, stream, 0).unwrap();
+    assert_eq!((begin(&hip, stream, 0), begin(&hip, stream, 3)), (Err(401), Err(1)), "once, and in a mode there is");
     assert_eq!(hip.synchronize(stream), Err(900));
+    assert_eq!(hip.record(hip.event(), stream), Err(901), "it is broken");
     assert_eq!((end(&hip, stream), end(&hip, stream)), (Err(901), Err(401)));
     assert!(hip.reserve(CHUNK).is_ok());
 }
@@ -167,6 +170,8 @@ fn relaxed_captures_and_threads_forbid_nothing() {
     assert!(end(&hip, stream).is_ok());
     begin(&hip, stream, 0).unwrap();
     assert_eq!(exchange(&hip, 2), 0);
+    let wrong = hip.do_("hipThreadExchangeStreamCaptureMode", Kind::Usual, |call| call.capture_exchange(3));
+    assert_eq!(wrong, Err(1));
     assert!(hip.reserve(CHUNK).is_ok());
     assert_eq!(exchange(&hip, 0), 2);
     assert!(end(&hip, stream).is_ok());

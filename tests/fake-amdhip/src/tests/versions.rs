@@ -242,7 +242,7 @@ fn access_is_each_devices_own() {
 fn access_for_a_peer_after_the_owner_ruins_the_mapping_on_7_14() {
     for (name, read) in [("7.2.4", *b"data"), ("7.14.1", [0; 4]), ("10.0", *b"data")] {
         let hip = Hip::new(name);
-        let (at, _) = hip.span(2);
+        let (at, handles) = hip.span(2);
         hip.write(at, b"data");
         hip.set_access_for(at, CHUNK, &[1]).unwrap();
         assert_eq!(hip.read(at, 4), read, "{name}");
@@ -253,6 +253,12 @@ fn access_for_a_peer_after_the_owner_ruins_the_mapping_on_7_14() {
         // A fill of zeros and a copy go the same way as a copy from the host.
         hip.copy(at + CHUNK + 8, at, 4, 0).unwrap();
         assert_eq!(hip.read(at + CHUNK + 8, 4), read, "{name}");
+        // Nor does what was there come back at another place.
+        let elsewhere = hip.reserve(CHUNK).unwrap();
+        hip.unmap(at, CHUNK).unwrap();
+        hip.map(elsewhere, CHUNK, handles[0]).unwrap();
+        hip.set_access(elsewhere, CHUNK).unwrap();
+        assert_eq!(hip.read(elsewhere, 4), read, "{name}");
     }
 }
 
