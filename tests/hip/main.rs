@@ -17,6 +17,7 @@ mod devices;
 mod examples;
 #[path = "../promises/faults.rs"]
 mod faults;
+mod hangs;
 #[path = "../promises/life.rs"]
 mod life;
 mod limits;
@@ -34,6 +35,7 @@ mod rows;
 #[path = "../promises/share.rs"]
 mod share;
 mod stand_in;
+mod sweep;
 #[path = "../promises/world.rs"]
 mod world;
 

@@ -358,14 +358,17 @@ impl Drop for HipDriver {
                 "a HIP driver was closed while some of its memory was not given back"
             );
         }
-        let destroyed = self.within(Call::SynchronizeStream, |core| {
-            // SAFETY: the stream is this value's own and nothing is queued on it: whoever queues waits.
-            check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
-        });
-        if let Err(error) = destroyed.as_ref().map_err(DriverError::kind)
-            && !matches!(error, DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost)
-        {
-            tracing::debug!(device = %self.info.id(), ?error, "the stream for copies could not be destroyed");
+        let destroy = || {
+            self.within(Call::SynchronizeStream, |core| {
+                // SAFETY: the stream is this value's own and nothing is queued on it: whoever queues waits. A second try
+                // comes only after the first failed.
+                check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
+            })
+        };
+        let gone = |error: &DriverError| matches!(error.kind(), DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost);
+        let destroyed = destroy().or_else(|error| if gone(&error) { Ok(()) } else { destroy() });
+        if let Err(error) = destroyed {
+            tracing::debug!(device = %self.info.id(), %error, "the stream for copies could not be destroyed");
         }
     }
 }

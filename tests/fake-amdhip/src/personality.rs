@@ -133,6 +133,8 @@ pub(crate) struct Config {
     pub(crate) disturbed: u64,
     /// How far from the host's address devices see page-locked memory.
     pub(crate) pin_offset: u64,
+    /// A function, and which call of it never returns.
+    pub(crate) hang: Option<(String, u64)>,
 }
 
 impl Config {
@@ -167,6 +169,11 @@ impl Config {
         let Ok(bus @ 0..=0xc0) = u32::try_from(bus) else {
             return Err(format!("FAKE_AMDHIP_PCI is {bus}, and the first bus can be 192 at most"));
         };
+        let hang = var("FAKE_AMDHIP_HANG").map(|text| {
+            let (function, nth) = text.split_once(':').unwrap_or((&text, "1"));
+            let nth = nth.parse().map_err(|_| format!("FAKE_AMDHIP_HANG is {text:?}, and {nth:?} is not a number"))?;
+            Ok::<_, String>((function.to_owned(), nth))
+        });
         if devices == 0 && rules.dead.is_none() {
             rules.dead = NONE.dead;
         }
@@ -179,6 +186,7 @@ impl Config {
             bus,
             disturbed: number("FAKE_AMDHIP_DISTURBED", 0)?,
             pin_offset: number("FAKE_AMDHIP_PIN_OFFSET", 0)?,
+            hang: hang.transpose()?,
         })
     }
 
@@ -230,6 +238,14 @@ mod tests {
         assert!(!on("6.4.3").mappings_start_blind());
         let gfx = [("FAKE_AMDHIP", "gfx1201"), ("FAKE_AMDHIP_GFX", "gfx1100")];
         assert!(!read(&gfx).unwrap().mappings_start_blind());
+    }
+
+    #[test]
+    fn a_call_that_hangs_has_a_function_and_a_number() {
+        let hang = |text| read(&[("FAKE_AMDHIP_HANG", text)]).map(|config| config.hang);
+        assert_eq!(hang("hipInit"), Ok(Some(("hipInit".to_owned(), 1))));
+        assert_eq!(hang("hipMemMap:12"), Ok(Some(("hipMemMap".to_owned(), 12))));
+        assert!(hang("hipMemMap:two").unwrap_err().contains("FAKE_AMDHIP_HANG"));
     }
 
     #[test]
