@@ -24,6 +24,7 @@ mod limits;
 #[path = "../promises/list.rs"]
 mod list;
 mod loading;
+mod odd;
 mod personalities;
 mod pinned;
 #[path = "../promises/pool.rs"]

@@ -1,6 +1,7 @@
 //! The HIP runtime's library: which functions are called, and opening it once.
 
 use core::ffi::{c_char, c_void};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::time::Duration;
 use std::ffi::OsString;
 use std::sync::OnceLock;
@@ -124,9 +125,15 @@ impl Hip {
     pub(super) fn get(patience: Duration) -> Result<&'static Self, HipOpenError> {
         static HIP: OnceLock<Result<Hip, HipOpenError>> = OnceLock::new();
         let start = || HIP.get_or_init(|| Self::load(&search::candidates()?)).as_ref().map_err(Clone::clone);
+        /// The process that began to; 0 before.
+        static BY: AtomicU32 = AtomicU32::new(0);
         let hip = match HIP.get() {
             Some(_) => start()?,
-            None => OPENINGS.watch(None, patience, start)?,
+            // Of a process that was forked meanwhile the runtime is as little as one that had started.
+            None => match BY.compare_exchange(0, std::process::id(), Relaxed, Relaxed) {
+                Err(by) if by != std::process::id() => return Err(HipOpenError::Forked),
+                _ => OPENINGS.watch(None, patience, start)?,
+            },
         };
         if hip.process != std::process::id() {
             return Err(HipOpenError::Forked);
