@@ -51,7 +51,8 @@ fn functions() -> Vec<&'static str> {
     names
 }
 
-/// Each how many later calls of a function are tried, with one code after the other. The first few are with all of them.
+/// Whether all calls are tried with all codes. Else the first two are, and of the later ones fewer and fewer, with one
+/// code after the other.
 fn all() -> bool {
     std::env::var_os("GROWSPAN_SWEEP_ALL").is_some()
 }
@@ -143,15 +144,15 @@ fn sweep(devices: u32) {
             let codes: Vec<u32> = codes.collect();
             let mut nth = 1;
             let fault = |nth, code| Fault { function: CString::new(&*function).unwrap(), nth, code };
-            while all() || nth <= 3 {
+            while all() || nth <= 2 {
                 if codes.iter().filter(|code| one(&fault(nth, **code))).count() == 0 {
                     break;
                 }
                 nth += 1;
             }
-            if !all() && nth > 3 {
+            if !all() && nth > 2 {
                 while one(&fault(nth, codes[nth as usize % codes.len()])) {
-                    nth += 1 + nth / 12;
+                    nth += 1 + nth / 8;
                 }
             }
         }
@@ -391,7 +392,6 @@ fn a_runtime_that_fails_to_start_is_an_error() {
 
 fn survives(personality: &str, devices: u32, force: &str) {
     let child = Child::of(personality).set("FAKE_AMDHIP_DEVICES", devices.to_string()).set("GROWSPAN_HIP_FORCE", force);
-    let child = child.set("RUST_LOG_STYLE", "never");
     let text = child.role_well(&format!("sweep life {devices}"));
     println!("{personality}: {}", text.lines().rev().find(|line| line.contains(" runs, ")).unwrap());
 }

@@ -251,3 +251,16 @@ fn text(bytes: &[u8]) -> String {
     let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::text;
+
+    #[test]
+    fn names_may_be_anything() {
+        assert_eq!(text(b"gfx942\0gfx"), "gfx942");
+        assert_eq!(text(b"no end"), "no end");
+        assert_eq!(text(b"\0"), "");
+        assert_eq!(text(b"gfx\xff\0"), "gfx\u{fffd}");
+    }
+}

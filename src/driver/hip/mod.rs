@@ -367,7 +367,11 @@ fn copy_stream(hip: &Hip, device: i32) -> Result<Stream, HipOpenError> {
     // SAFETY: the pointer is valid for the write, and the device it is made on is current.
     let made = unsafe { (hip.core.hipStreamCreateWithFlags)(&raw mut stream, ffi::hipStreamNonBlocking) };
     library::during_open("hipStreamCreateWithFlags", made)?;
-    Ok(Stream(stream))
+    match stream.is_null() {
+        // That would be the null stream, which waits for others and must not be destroyed.
+        true => Err(HipOpenError::Call { function: "hipStreamCreateWithFlags", code: ffi::hipSuccess }),
+        false => Ok(Stream(stream)),
+    }
 }
 
 impl Drop for HipDriver {
