@@ -121,7 +121,10 @@ fn a_device_that_does_not_open_is_left_behind() {
             assert!(line.contains("the driver has not returned for "), "{function}: {text}");
         }
         assert!(text.contains("other: opened"), "{function}: {text}");
-        assert!(text.contains("all: host") && text.contains(&format!("all: hip:{}", 1 - ordinal)), "{function}: {text}");
+        assert!(
+            text.contains("all: host") && text.contains(&format!("all: hip:{}", 1 - ordinal)),
+            "{function}: {text}"
+        );
     }
 }
 

@@ -88,7 +88,9 @@ fn versions() {
 
 #[test]
 fn granularities() {
-    for granularity in ["0,0", "3,3", "2097152,4096", "2097152,0", "4096,-9223372036854775808", "4096,-1", "4096,1099511627776"] {
+    for granularity in
+        ["0,0", "3,3", "2097152,4096", "2097152,0", "4096,-9223372036854775808", "4096,-1", "4096,1099511627776"]
+    {
         let text = saying(&format!("hipMemGetAllocationGranularity={granularity}"));
         assert!(said(&text, "verdict: ").contains("which make no sense"), "{granularity}: {text}");
         assert!(text.contains("it works"), "{granularity}: {text}");
@@ -121,7 +123,8 @@ impl Renamed {
         let mut bytes = std::fs::read(stand_in::path()).unwrap();
         for function in functions {
             let name = format!("\0{function}\0");
-            let places: Vec<_> = (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name.as_bytes())).collect();
+            let places: Vec<_> =
+                (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name.as_bytes())).collect();
             assert!(!places.is_empty(), "{function}");
             for at in places {
                 bytes[at + 1] = b'_';

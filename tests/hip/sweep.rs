@@ -45,7 +45,8 @@ const GIVES: [&str; 17] = [
 
 /// All functions that the driver calls, by its own table.
 fn functions() -> Vec<&'static str> {
-    let table = include_str!("../../src/driver/hip/library.rs").lines().filter_map(|line| line.trim().strip_prefix("fn hip"));
+    let table =
+        include_str!("../../src/driver/hip/library.rs").lines().filter_map(|line| line.trim().strip_prefix("fn hip"));
     let names: Vec<_> = table.map(|rest| &rest[..rest.find('(').unwrap()]).collect();
     assert!(names.len() > 40, "{names:?}");
     names
@@ -131,7 +132,10 @@ fn sweep(devices: u32) {
         for broken in &run.broken {
             let function = fault.function.to_str().unwrap();
             if problems.insert(format!("{function} {} {}", fault.code, broken.split([':', '(']).next().unwrap())) {
-                println!("PROBLEM: {function} call {} gives {}: {broken}\n    errors: {:?}", fault.nth, fault.code, run.errors);
+                println!(
+                    "PROBLEM: {function} call {} gives {}: {broken}\n    errors: {:?}",
+                    fault.nth, fault.code, run.errors
+                );
             }
         }
         met
@@ -140,7 +144,8 @@ fn sweep(devices: u32) {
     for lost in [false, true] {
         for function in functions() {
             let function = format!("hip{function}");
-            let codes = CODES.into_iter().filter(|code| (*code == LOST) == lost && (*code != 0 || GIVES.contains(&&*function)));
+            let codes =
+                CODES.into_iter().filter(|code| (*code == LOST) == lost && (*code != 0 || GIVES.contains(&&*function)));
             let codes: Vec<u32> = codes.collect();
             let mut nth = 1;
             let fault = |nth, code| Fault { function: CString::new(&*function).unwrap(), nth, code };
@@ -366,7 +371,9 @@ impl Run {
     fn balanced(&mut self, device: &Device, when: &str) {
         let snapshot = device.snapshot();
         let used = snapshot.total.unwrap().get() - snapshot.free.unwrap().get();
-        self.expect(used >= snapshot.bytes_held().get(), || format!("{when}, more held than is used: {used}, {snapshot}"));
+        self.expect(used >= snapshot.bytes_held().get(), || {
+            format!("{when}, more held than is used: {used}, {snapshot}")
+        });
     }
 }
 

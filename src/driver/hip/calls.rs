@@ -105,7 +105,8 @@ fn wait_for(core: &Core, stream: *mut c_void) -> Result<(), Code> {
 
 /// An address or a name that the runtime gave with success, which is never null.
 pub(super) fn given(call: Call, what: *mut c_void) -> DriverResult<*mut c_void> {
-    let nothing = || DriverError::new(call, DriverErrorKind::Other).with_detail("the runtime returned success and nothing");
+    let nothing =
+        || DriverError::new(call, DriverErrorKind::Other).with_detail("the runtime returned success and nothing");
     if what.is_null() { Err(nothing()) } else { Ok(what) }
 }
 

@@ -29,7 +29,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::opening;
 use crate::driver::pins::Pins;
-use crate::driver::{Backend, Call, CheckForm, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
+use crate::driver::{
+    Backend, Call, CheckForm, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault,
+};
 use crate::sys::pci;
 
 mod book;
@@ -395,7 +397,8 @@ impl Drop for HipDriver {
                 check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
             })
         };
-        let gone = |error: &DriverError| matches!(error.kind(), DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost);
+        let gone =
+            |error: &DriverError| matches!(error.kind(), DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost);
         let destroyed = destroy().or_else(|error| if gone(&error) { Ok(()) } else { destroy() });
         if let Err(error) = destroyed {
             tracing::debug!(device = %self.info.id(), %error, "the stream for copies could not be destroyed");
