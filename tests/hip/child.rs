@@ -92,6 +92,9 @@ fn as_child() {
         Some(("pinned", rest)) => crate::pinned::as_child(rest),
         Some(("quiesce", rest)) => crate::quiesce::as_child(rest),
         Some(("treated", rest)) => crate::treated::as_child(rest),
+        Some(("hangs", rest)) => crate::hangs::as_child(rest),
+        Some(("odd", rest)) => crate::odd::as_child(rest),
+        Some(("sweep", rest)) => crate::sweep::as_child(rest),
         _ => panic!("no role {role}"),
     }
     println!("role done");

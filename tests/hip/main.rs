@@ -17,12 +17,14 @@ mod devices;
 mod examples;
 #[path = "../promises/faults.rs"]
 mod faults;
+mod hangs;
 #[path = "../promises/life.rs"]
 mod life;
 mod limits;
 #[path = "../promises/list.rs"]
 mod list;
 mod loading;
+mod odd;
 mod personalities;
 mod pinned;
 #[path = "../promises/pool.rs"]
@@ -35,6 +37,7 @@ mod rows;
 mod share;
 mod stand_in;
 mod treated;
+mod sweep;
 #[path = "../promises/world.rs"]
 mod world;
 
