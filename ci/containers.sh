@@ -6,7 +6,7 @@ crate=examples/gpu-containers/Cargo.toml
 cargo fmt --manifest-path $crate --check -- --config-path rustfmt.toml
 cargo clippy --quiet --all-targets --manifest-path $crate --target-dir target -- -D warnings
 cargo build --quiet -p fake-amdhip
-GROWSPAN_HIP_LIBRARY=$PWD/target/debug/libfake_amdhip.so FAKE_AMDHIP=7.14.1 \
+GROWSPAN_HIP_LIBRARY=$PWD/target/debug/libfake_amdhip.so FAKE_AMDHIP=7.14.1 GROWSPAN_HIP_KERNEL=3.64 \
     cargo test --quiet --manifest-path $crate --target-dir target -- --nocapture
 
 # std's own `Allocator`, whatever it is in this compiler: not stable, so only these two crates may use it. A build of its own.

@@ -35,6 +35,8 @@ macro_rules! constants {
             hipErrorStreamCaptureImplicit = hipError_t_hipErrorStreamCaptureImplicit;
             [hipDeviceAttribute_t]
             hipDeviceAttributeIntegrated = hipDeviceAttribute_t_hipDeviceAttributeIntegrated,
+            hipDeviceAttributeComputeCapabilityMajor = hipDeviceAttribute_t_hipDeviceAttributeComputeCapabilityMajor,
+            hipDeviceAttributeComputeCapabilityMinor = hipDeviceAttribute_t_hipDeviceAttributeComputeCapabilityMinor,
             hipDeviceAttributeVirtualMemoryManagementSupported =
                 hipDeviceAttribute_t_hipDeviceAttributeVirtualMemoryManagementSupported;
             [hipMemAllocationType]

@@ -1,5 +1,6 @@
 //! What the kernel says of a graphics card, by its place on the PCI bus.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -32,11 +33,34 @@ impl Card {
 
     /// The version of the kernel's driver for the card, if that is amdgpu and the process may open it.
     pub(crate) fn amdgpu_version(&self) -> Option<(u32, u32)> {
-        let render = fs::read_dir(self.folder.join("drm")).ok()?.flatten().map(|entry| entry.file_name());
-        let node = render.into_iter().find(|name| name.to_string_lossy().starts_with("renderD"))?;
-        let version = drm_version(&File::open(Path::new("/dev/dri").join(node)).ok()?).ok()?;
-        (version.name == *b"amdgpu").then_some((version.major, version.minor))
+        nodes_in(&self.folder.join("drm")).find_map(|node| amdgpu_at(&node))
     }
+}
+
+/// The version of the kernel's amdgpu driver, by whichever card's node the process may open: there is one for all cards.
+/// The parts of a divided card have places on the bus that the kernel's tree does not know.
+pub(crate) fn amdgpu_version() -> Option<(u32, u32)> {
+    nodes_in(Path::new("/dev/dri")).find_map(|node| amdgpu_at(&node))
+}
+
+/// A version as it is written: `3.64`, with or without a third number.
+pub(crate) fn version_in(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.trim().split('.').map(str::parse);
+    match (numbers.next()?, numbers.next()?) {
+        (Ok(major), Ok(minor)) if numbers.all(|number| number.is_ok()) => Some((major, minor)),
+        _ => None,
+    }
+}
+
+/// The names of the render nodes in a folder.
+fn nodes_in(folder: &Path) -> impl Iterator<Item = OsString> + use<> {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter(|name| name.to_string_lossy().starts_with("renderD"))
+}
+
+fn amdgpu_at(node: &OsStr) -> Option<(u32, u32)> {
+    let version = drm_version(&File::open(Path::new("/dev/dri").join(node)).ok()?).ok()?;
+    (version.name == *b"amdgpu").then_some((version.major, version.minor))
 }
 
 /// The kernel's `struct drm_version`, which holds lengths and buffers for three texts.
@@ -103,6 +127,30 @@ mod tests {
         assert_eq!(card.memory(), Some(VideoMemory { used: 4096, total: 8192 }));
         assert_eq!(card.amdgpu_version(), None);
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn render_nodes_are_told_from_other_files() {
+        let folder = std::env::temp_dir().join(format!("growspan-dri-{}", std::process::id()));
+        fs::create_dir_all(folder.join("by-path")).unwrap();
+        for name in ["card0", "renderD128", "controlD64", "renderD129"] {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        let mut found: Vec<_> = nodes_in(&folder).collect();
+        found.sort();
+        assert_eq!(found, ["renderD128", "renderD129"]);
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(nodes_in(&folder).count(), 0);
+        assert_eq!(amdgpu_at(OsStr::new("../null")), None);
+    }
+
+    #[test]
+    fn versions_are_read_as_they_are_written() {
+        assert_eq!(version_in("3.64"), Some((3, 64)));
+        assert_eq!(version_in(" 3.9.0\n"), Some((3, 9)));
+        for bad in ["", "3", "3.", ".64", "3.x", "3.64.x", "-3.64", "three"] {
+            assert_eq!(version_in(bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -21,7 +21,9 @@ pub(crate) struct Child {
 impl Child {
     /// One in which the runtime is of this version.
     pub(crate) fn of(personality: &str) -> Self {
-        Self { limits: String::new(), settings: Vec::new(), without_library: false }.set("FAKE_AMDHIP", personality)
+        // There is no kernel driver here to ask.
+        let this = Self { limits: String::new(), settings: Vec::new(), without_library: false };
+        this.set("FAKE_AMDHIP", personality).set("GROWSPAN_HIP_KERNEL", "3.64")
     }
 
     /// With a variable of its environment set.
@@ -52,7 +54,7 @@ impl Child {
             command.env("GROWSPAN_HIP_LIBRARY", stand_in::path());
         }
         // What the caller's shell has set is not what is tested.
-        for name in ["ROCM_PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "GROWSPAN_HIP_FORCE", "RUST_LOG"] {
+        for name in ["ROCM_PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "GROWSPAN_HIP_FORCE", "RUST_LOG"] {
             command.env_remove(name);
         }
         command.envs(self.settings.iter().map(|(name, value)| (name, value)));

@@ -36,8 +36,8 @@ mod rows;
 #[path = "../promises/share.rs"]
 mod share;
 mod stand_in;
-mod treated;
 mod sweep;
+mod treated;
 #[path = "../promises/world.rs"]
 mod world;
 

@@ -23,7 +23,7 @@ const NO_VIRTUAL_MEMORY: &str = "HIP has virtual memory on Linux since ROCm 6.1;
                                  null address (HIP runtime 5.7.31921)";
 const NEVER_RETURNS: &str = "ROCm 6.4.0 never gives released memory back, and 6.4.1 is not known to; GROWSPAN_HIP_FORCE=1 lets the check \
                              decide (HIP runtime 6.4.43482)";
-const RDNA4: &str = "on gfx12 chips, which are RDNA4, mappings come late, lose writes and were seen to hang the card (this one is \
+const RDNA4: &str = "on RDNA4 (gfx1200 and gfx1201) mappings come late, lose writes and were seen to hang the card (this one is \
                      gfx1201); GROWSPAN_HIP_FORCE=1 lets the check decide (HIP runtime 7.14.60850)";
 const OLD_KERNEL: &str = "ROCm 7.14 and newer hang when access is granted on kernels whose amdgpu driver is older than \
                           3.64 (this one is 3.57); GROWSPAN_HIP_FORCE=1 lets the check decide (HIP runtime 7.14.60850)";
@@ -148,6 +148,22 @@ personalities! {
     an_old_kernel_runs_in_one_piece: "old-drm",
 }
 
+/// What hangs in an old kernel would take the runtime's plain allocations with it.
+#[test]
+fn a_kernel_that_does_not_say_what_it_is_is_not_tried() {
+    for (personality, off) in [("7.14.1", true), ("10.0", true), ("7.2.4", false)] {
+        let text = Child::of(personality).set("GROWSPAN_HIP_KERNEL", "").role_well("devices forced");
+        let words =
+            "(this one does not say; GROWSPAN_HIP_KERNEL=3.64 says that it is that or newer); GROWSPAN_HIP_FORCE=1";
+        assert_eq!(text.contains(words), off, "{text}");
+        assert_eq!(text.contains("verdict: virtual"), !off, "{text}");
+    }
+    let text = Child::of("7.14.1").set("GROWSPAN_HIP_KERNEL", "new").role_well("devices forced");
+    assert!(text.contains("GROWSPAN_HIP_KERNEL=new is no version") && text.contains("this one does not say"), "{text}");
+    let text = Child::of("7.14.1").set("GROWSPAN_HIP_KERNEL", "3.63").role_well("devices forced");
+    assert!(text.contains("(this one is 3.63)"), "{text}");
+}
+
 #[test]
 fn a_runtime_that_hangs_does_not_hang_the_program() {
     let text = Child::of("old-drm").role_well("devices hang");
@@ -178,7 +194,7 @@ fn a_runtime_that_says_it_has_no_virtual_memory_is_believed() {
 }
 
 pub(crate) fn hang() {
-    // As a kernel whose driver cannot be asked for its version.
+    // Of a kernel that is said to be new enough, and is not.
     let driver = HipDriver::open(0).unwrap();
     let device = DeviceOptions::new().patience(Duration::from_millis(300)).open(Arc::new(driver)).unwrap();
     println!("{}", device.verdict().reason().unwrap());

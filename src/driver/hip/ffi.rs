@@ -44,6 +44,10 @@ pub const hipErrorStreamCaptureImplicit: hipError_t = 906;
 
 /// `hipDeviceAttributeIntegrated`: the device shares the host's memory.
 pub const hipDeviceAttributeIntegrated: u32 = 16;
+/// `hipDeviceAttributeComputeCapabilityMajor`: 12 on a gfx1201.
+pub const hipDeviceAttributeComputeCapabilityMajor: u32 = 23;
+/// `hipDeviceAttributeComputeCapabilityMinor`: 0 on a gfx1201.
+pub const hipDeviceAttributeComputeCapabilityMinor: u32 = 61;
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`. Before ROCm 5.3 the number means something else.
 pub const hipDeviceAttributeVirtualMemoryManagementSupported: u32 = 89;
 

@@ -280,7 +280,7 @@ impl HipDriver {
         tracing::debug!(device = ordinal, runtime = %hip.version, gfx = runtime.gfx, kernel = ?runtime.drm, ?rows, "HIP");
 
         let mut info = DriverInfo::new(Backend::Hip, ordinal, hip.name(device)?, hip.version.to_string());
-        info.uuid = identity.map(|(uuid, _)| uuid).filter(|uuid| is_unique(uuid));
+        info.uuid = identity.map(|(uuid, _)| uuid).filter(is_unique);
         info.open_files_by = "ROCm";
         info.check = CheckForm::Full;
         info.open_files_per_chunk = u32::from(rows.has(Quirk::FilePerChunk));

@@ -104,21 +104,41 @@ fn runtimes_in(maps: &str) -> Vec<Copy> {
 
 /// All the usual places.
 fn usual() -> Vec<OsString> {
-    let mut places: Vec<OsString> = NAMES.iter().map(OsString::from).collect();
-    let rocm = std::env::var_os("ROCM_PATH").map(PathBuf::from);
-    for folder in rocm.into_iter().chain([PathBuf::from("/opt/rocm")]) {
-        places.extend(NAMES.iter().map(|name| folder.join("lib").join(name).into_os_string()));
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    let roots: Vec<_> = variable("ROCM_PATH").into_iter().chain([PathBuf::from("/opt/rocm")]).collect();
+    let environments: Vec<_> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).collect();
+    let by_linker = NAMES.iter().map(OsString::from);
+    by_linker.chain(places(&roots, &environments)).chain([OLD.into()]).collect()
+}
+
+/// Under these roots of ROCm and these environments of Python.
+fn places(roots: &[PathBuf], environments: &[PathBuf]) -> impl Iterator<Item = OsString> {
+    let mut folders = Vec::new();
+    for root in roots {
+        folders.push(root.join("lib"));
+        // Since 7.12 each version has a folder of its own, and which of them is `core` is up to the system.
+        folders.push(root.join("core/lib"));
+        let mut cores: Vec<_> = within(root).filter_map(|folder| Some((core_version(&folder)?, folder))).collect();
+        cores.sort_by(|one, other| other.cmp(one));
+        folders.extend(cores.into_iter().map(|(_, folder)| folder.join("lib")));
     }
-    // Wheels of ROCm in the active Python environment.
-    let environment = std::env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("lib"));
-    for python in environment.into_iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten()) {
-        let folder = python.path().join("site-packages/_rocm_sdk_core/lib");
-        if folder.is_dir() {
-            places.extend(NAMES.iter().map(|name| folder.join(name).into_os_string()));
-        }
-    }
-    places.push(OLD.into());
-    places
+    // Wheels of ROCm.
+    let pythons = environments.iter().flat_map(|environment| within(&environment.join("lib")));
+    folders.extend(pythons.map(|python| python.join("site-packages/_rocm_sdk_core/lib")));
+    // A refusal names all that was tried.
+    folders.retain(|folder| folder.is_dir());
+    folders.into_iter().flat_map(|folder| NAMES.map(|name| folder.join(name).into_os_string()))
+}
+
+/// What is in a folder.
+fn within(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// The numbers of `core-7.14`.
+fn core_version(folder: &Path) -> Option<Vec<u32>> {
+    let numbers = folder.file_name()?.to_str()?.strip_prefix("core-")?;
+    numbers.split('.').map(|number| number.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -171,6 +191,24 @@ mod tests {
         }
         let error = chosen(None, std::slice::from_ref(&second)).unwrap_err().to_string();
         assert!(error.contains("was replaced on disk"), "{error}");
+    }
+
+    #[test]
+    fn all_places_are_looked_at_and_the_newest_version_first() {
+        let root = std::env::temp_dir().join(format!("growspan-hip-places-{}", std::process::id()));
+        let python = "env/lib/python3.12/site-packages/_rocm_sdk_core/lib";
+        let folders =
+            ["rocm/lib", "rocm/core/lib", "rocm/core-10.0/lib", "rocm/core-7.14/lib", "rocm/core-7.9/lib", python];
+        for folder in folders.iter().chain(&["rocm/core-next/lib", "rocm/core-7.8", "env/lib/python3.11"]) {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        let found: Vec<_> = places(&[root.join("rocm")], &[root.join("env"), root.join("none")]).collect();
+        fs::remove_dir_all(&root).unwrap();
+        let expected: Vec<_> =
+            folders.iter().flat_map(|folder| NAMES.map(|name| root.join(folder).join(name))).collect();
+        assert_eq!(found, expected);
+        let usual = usual();
+        assert!(usual[..3] == NAMES && usual.last() == Some(&OLD.into()), "{usual:?}");
     }
 
     #[test]

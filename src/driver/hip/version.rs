@@ -5,7 +5,7 @@ use core::fmt;
 /// The version of a HIP runtime, as `hipRuntimeGetVersion` gives it.
 ///
 /// Versions are compared by `major` and `minor`: builds do not rise with time (7.1.0 has 25424, 7.2.0 has 26015). The
-/// numbers are HIP's and not quite ROCm's: the 7.9 to 7.13 previews of ROCm came with HIP 7.2, ROCm 10.0 with 7.15.
+/// numbers are HIP's and not quite ROCm's: the previews 7.9 to 7.11 of ROCm came with HIP 7.2, ROCm 10.0 with 7.15.
 ///
 /// ```
 /// use growspan::driver::hip::HipVersion;

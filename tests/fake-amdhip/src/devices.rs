@@ -44,8 +44,13 @@ impl Call<'_> {
             3 => 1,
             // Integrated; memory that both sides use at once; pageable memory within reach.
             9 | 16 | 65 => 0,
-            // The major number of what it computes.
-            23 => 9,
+            // What it computes, by the name of the chip: gfx942 is 9.4, gfx1201 is 12.0.
+            23 | 61 => {
+                let digits: String = self.config.gfx.chars().skip(3).take_while(char::is_ascii_hexdigit).collect();
+                let major = digits.len().saturating_sub(2);
+                let digits = if attribute == 23 { digits.get(..major) } else { digits.get(major..=major) };
+                return digits.and_then(|digits| digits.parse().ok()).ok_or(code::INVALID_VALUE);
+            }
             // Managed memory.
             24 => 1,
             // Multiprocessors.
