@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::card::{Card, is_gone};
+use crate::card::{Card, is_gone, twice};
 use crate::driver::{RawEvent, RawStream};
 use crate::error::{Error, Result};
 
@@ -200,8 +200,8 @@ impl Drop for Point {
         if !self.owned {
             return;
         }
-        // SAFETY: the event was made by this driver and is not used again.
-        match unsafe { self.card.gate().event_destroy(self.raw) } {
+        // SAFETY: the event was made by this driver and is not used again; a second try comes only after the first failed.
+        match twice(|| unsafe { self.card.gate().event_destroy(self.raw) }) {
             Err(error) if !is_gone(&error) => {
                 tracing::warn!(device = %self.card.id(), %error, "an event could not be destroyed");
             }

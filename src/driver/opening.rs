@@ -3,6 +3,7 @@
 
 use core::fmt;
 use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -76,20 +77,22 @@ impl Openings {
         }
         let (send, receive) = channel();
         let opening = move || {
-            // Nobody may be there to take it: it is dropped here then.
-            let _ = send.send(work());
+            // A panic, as of whoever takes the log, is the caller's, as without the thread. Nobody may be there to take what
+            // comes: it is dropped here then.
+            let _ = send.send(catch_unwind(AssertUnwindSafe(work)));
             given_up.lock().retain(|one| (one.device, one.since) != (device, since));
         };
         let thread = std::thread::Builder::new().name("growspan-open".to_owned());
         thread.spawn(opening).map_err(|error| Unopened::NoThread { why: error.to_string() })?;
-        receive.recv_timeout(patience).unwrap_or_else(|_| {
+        let done = receive.recv_timeout(patience).or_else(|_| {
             let mut given_up = given_up.lock();
             // It may have come this moment; the thread looks at the list after it has sent.
-            receive.try_recv().unwrap_or_else(|_| {
-                given_up.push(GivenUp { device, since });
-                Err(Unopened::Hangs { waited: since.elapsed() }.into())
-            })
-        })
+            receive.try_recv().inspect_err(|_| given_up.push(GivenUp { device, since }))
+        });
+        match done {
+            Ok(done) => done.unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => Err(Unopened::Hangs { waited: since.elapsed() }.into()),
+        }
     }
 }
 
@@ -122,6 +125,14 @@ mod tests {
         while ok(Some(0), 9).is_err() {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_panic_is_the_caller_s_and_no_hang() {
+        static OPENINGS: Openings = Openings::new();
+        let panics = || OPENINGS.watch::<(), Unopened>(None, PATIENCE, || panic!("as a subscriber may"));
+        assert!(catch_unwind(panics).is_err());
+        assert_eq!(OPENINGS.watch::<_, Unopened>(Some(0), PATIENCE, || Ok(7)), Ok(7));
     }
 
     #[test]

@@ -21,6 +21,8 @@ use crate::pool::{Sizing, uniform_size};
 
 /// The smallest chunk on a GPU, whose pages are that large.
 const LEAST_GPU_CHUNK: u64 = 2 << 20;
+/// Nothing maps in larger pages. Sizes are counted in few of them, which must not overflow.
+const MOST_GRANULARITY: u64 = 1 << 30;
 /// What the full check maps in two chunks: enough to tell from what other programs do meanwhile.
 const FULL_CHUNK: u64 = 16 << 20;
 /// The smallest span that is worth having.
@@ -205,7 +207,8 @@ impl Probe {
             let info = this.card.gate().info();
             let named = this.card.gate().granularity().map_err(|error| this.failed(Step::Granularity, error))?;
             let (minimum, recommended) = (named.minimum, named.recommended);
-            if !minimum.is_power_of_two() || !recommended.is_power_of_two() || recommended < minimum {
+            let orderly = minimum.is_power_of_two() && recommended.is_power_of_two() && minimum <= recommended;
+            if !orderly || recommended > MOST_GRANULARITY {
                 return Err(Reason::OddGranularity { minimum, recommended, runtime: this.runtime() });
             }
             let small = info.wants_2_mib && recommended < LEAST_GPU_CHUNK;
@@ -277,6 +280,8 @@ impl Probe {
 
     fn life_cycle(&mut self) -> Result<(), Reason> {
         let mut held = Held::default();
+        // Asked before the first step that looks at it, and a hang is to be named all the same.
+        self.log.begin(Step::MemoryTaken);
         let before = self.memory(Step::MemoryTaken);
         let result = before.and_then(|before| self.live(&mut held, before));
         self.clean_up(held);
@@ -327,6 +332,7 @@ impl Probe {
             })?;
             self.quirks.uniform_chunks_only = uniform;
         }
+        self.log.begin(Step::MemoryReturned);
         let low = if self.full() { self.memory(Step::MemoryReturned)?.free } else { 0 };
         let created: u64 = held.chunks.iter().map(|(_, bytes, _)| bytes).sum();
         self.step(Step::Unmap, |this| this.unmap_all(held))?;

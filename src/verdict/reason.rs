@@ -149,8 +149,8 @@ impl fmt::Display for Reason {
             }
             Self::OddGranularity { minimum, recommended, runtime } => write!(
                 f,
-                "the driver names allocation granularities of {minimum} and {recommended} bytes, which are no powers of \
-                 two ({runtime})"
+                "the driver names allocation granularities of {minimum} and {recommended} bytes, which make no sense \
+                 ({runtime})"
             ),
             Self::OpenFiles { by, chunk, needed, for_chunks, limit, hard, runtime } => write!(
                 f,

@@ -91,6 +91,9 @@ fn as_child() {
         Some(("devices", rest)) => crate::devices::as_child(rest),
         Some(("pinned", rest)) => crate::pinned::as_child(rest),
         Some(("quiesce", rest)) => crate::quiesce::as_child(rest),
+        Some(("hangs", rest)) => crate::hangs::as_child(rest),
+        Some(("odd", rest)) => crate::odd::as_child(rest),
+        Some(("sweep", rest)) => crate::sweep::as_child(rest),
         _ => panic!("no role {role}"),
     }
     println!("role done");

@@ -17,12 +17,14 @@ mod devices;
 mod examples;
 #[path = "../promises/faults.rs"]
 mod faults;
+mod hangs;
 #[path = "../promises/life.rs"]
 mod life;
 mod limits;
 #[path = "../promises/list.rs"]
 mod list;
 mod loading;
+mod odd;
 mod personalities;
 mod pinned;
 #[path = "../promises/pool.rs"]
@@ -34,6 +36,7 @@ mod rows;
 #[path = "../promises/share.rs"]
 mod share;
 mod stand_in;
+mod sweep;
 #[path = "../promises/world.rs"]
 mod world;
 

@@ -53,6 +53,7 @@ functions! {
     fn fake_amdhip_pin_retries() -> u64;
     fn fake_amdhip_fail_map(nth: u64) -> ();
     fn fake_amdhip_fail_call(name: *const c_char, nth: u64, code: u32) -> ();
+    fn fake_amdhip_calls(name: *const c_char) -> u64;
     fn hipGetDevice(device: *mut i32) -> u32;
     fn hipSetDevice(device: i32) -> u32;
     fn hipGetLastError() -> u32;
@@ -99,6 +100,11 @@ impl StandIn {
     /// Lets the nth call from now of a function fail.
     pub(crate) fn fail_call(&self, name: &CStr, nth: u64, code: u32) {
         self.fake_amdhip_fail_call(name.as_ptr(), nth, code);
+    }
+
+    /// How often a function was called.
+    pub(crate) fn calls(&self, name: &CStr) -> u64 {
+        self.fake_amdhip_calls(name.as_ptr())
     }
 
     /// Reads device memory from outside the crate.

@@ -69,8 +69,7 @@ impl HipDriver {
             });
             // Where a piece failed, those before it are on their way to or from the caller's memory, on any stream.
             if stream.is_none() || (queued.is_err() && from > 0) {
-                // SAFETY: the stream is this driver's own, or the caller vouches for it.
-                check(unsafe { (core.hipStreamSynchronize)(target) })?;
+                wait_for(core, target)?;
             }
             queued
         })
@@ -89,6 +88,26 @@ impl HipDriver {
         let next = |at: u64| at.checked_add(left(dst + at).min(left(src + at))).filter(|&to| to < bytes);
         cuts.and_at(core::iter::successors(next(0), |&at| next(at)))
     }
+}
+
+/// Waits for what was queued on a stream. An error may have kept the runtime from waiting, and the caller's memory may go
+/// when we return: so it is asked again then, and after that for all of the device.
+fn wait_for(core: &Core, stream: *mut c_void) -> Result<(), Code> {
+    // SAFETY: the stream is the driver's own, or the caller of the copy vouches for it.
+    let wait = || check(unsafe { (core.hipStreamSynchronize)(stream) });
+    wait().inspect_err(|_| {
+        if wait().is_err() {
+            // SAFETY: the function takes nothing; the stream's device is current.
+            let _ = unsafe { (core.hipDeviceSynchronize)() };
+        }
+    })
+}
+
+/// An address or a name that the runtime gave with success, which is never null.
+pub(super) fn given(call: Call, what: *mut c_void) -> DriverResult<*mut c_void> {
+    let nothing =
+        || DriverError::new(call, DriverErrorKind::Other).with_detail("the runtime returned success and nothing");
+    if what.is_null() { Err(nothing()) } else { Ok(what) }
 }
 
 /// A size as the runtime takes it.
@@ -205,6 +224,7 @@ unsafe impl Driver for HipDriver {
             check(unsafe { (vmm.hipMemCreate)(&raw mut handle, bytes, &raw const prop, 0) })
         })
         .map_err(|error| self.look_into(error, bytes))?;
+        let handle = given(Call::Create, handle)?;
         Ok(self.book.lock().add_handle(HandlePtr(handle), bytes, None))
     }
 
@@ -322,6 +342,7 @@ unsafe impl Driver for HipDriver {
             // through the other. The descriptor stays ours.
             check(unsafe { (vmm.hipMemImportFromShareableHandle)(&raw mut handle, (&raw mut number).cast(), kind) })
         })?;
+        let handle = given(Call::Import, handle)?;
         Ok(self.book.lock().add_handle(HandlePtr(handle), bytes, own))
     }
 
@@ -333,7 +354,7 @@ unsafe impl Driver for HipDriver {
             check(unsafe { (core.hipMalloc)(&raw mut block, bytes) })
         })
         .map_err(|error| error.with_detail(format!("{} asked", Bytes::new(bytes))))?;
-        let addr = block.expose_provenance() as u64;
+        let addr = given(Call::Allocate, block)?.expose_provenance() as u64;
         self.book.lock().add_block(addr, bytes);
         Ok(addr)
     }
@@ -408,7 +429,7 @@ unsafe impl Driver for HipDriver {
             // SAFETY: the pointer is valid for the write.
             check(unsafe { (core.hipEventCreateWithFlags)(&raw mut event, ffi::hipEventDisableTiming) })
         })?;
-        Ok(RawEvent(event.expose_provenance() as u64))
+        Ok(RawEvent(given(Call::EventCreate, event)?.expose_provenance() as u64))
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()> {

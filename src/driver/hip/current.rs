@@ -68,10 +68,13 @@ impl Drop for Current<'_> {
             exchange_capture_mode(self.core, mode);
         }
         let Some(before) = self.before else { return };
-        // SAFETY: the number is one that the runtime itself gave.
-        if let Err(code) = check(unsafe { (self.core.hipSetDevice)(before) }) {
-            forget_error(self.core);
-            tracing::debug!(%code, "the caller's HIP device could not be made current again");
+        let restore = || {
+            // SAFETY: the number is one that the runtime itself gave.
+            check(unsafe { (self.core.hipSetDevice)(before) }).inspect_err(|_| forget_error(self.core))
+        };
+        // What the caller does next would be about another device, without a word: that is worth a second try.
+        if let Err(code) = restore().or_else(|_| restore()) {
+            tracing::warn!(%code, device = before, "the caller's HIP device could not be made current again");
         }
     }
 }

@@ -148,7 +148,7 @@ pub enum HipOpenError {
     Call {
         /// The runtime's function.
         function: &'static str,
-        /// Its code.
+        /// Its code; 0 where it gave nothing and called that success.
         code: u32,
     },
 }
@@ -230,6 +230,9 @@ impl fmt::Display for HipOpenError {
                 f,
                 "opening the HIP device: {error}; does rocminfo answer, and what does the kernel's log say of amdgpu?"
             ),
+            Self::Call { function, code: 0 } => {
+                write!(f, "opening the HIP device: {function} returned success and nothing")
+            }
             Self::Call { function, code } => write!(f, "opening the HIP device: {function} failed ({})", Code(*code)),
         }
     }

@@ -1,6 +1,7 @@
 //! The HIP runtime's library: which functions are called, and opening it once.
 
 use core::ffi::{c_char, c_void};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::time::Duration;
 use std::ffi::OsString;
 use std::sync::OnceLock;
@@ -124,9 +125,15 @@ impl Hip {
     pub(super) fn get(patience: Duration) -> Result<&'static Self, HipOpenError> {
         static HIP: OnceLock<Result<Hip, HipOpenError>> = OnceLock::new();
         let start = || HIP.get_or_init(|| Self::load(&search::candidates()?)).as_ref().map_err(Clone::clone);
+        /// The process that began to; 0 before.
+        static BY: AtomicU32 = AtomicU32::new(0);
         let hip = match HIP.get() {
             Some(_) => start()?,
-            None => OPENINGS.watch(None, patience, start)?,
+            // Of a process that was forked meanwhile the runtime is as little as one that had started.
+            None => match BY.compare_exchange(0, std::process::id(), Relaxed, Relaxed) {
+                Err(by) if by != std::process::id() => return Err(HipOpenError::Forked),
+                _ => OPENINGS.watch(None, patience, start)?,
+            },
         };
         if hip.process != std::process::id() {
             return Err(HipOpenError::Forked);
@@ -243,4 +250,17 @@ pub(super) fn during_open(function: &'static str, result: hipError_t) -> Result<
 fn text(bytes: &[u8]) -> String {
     let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text;
+
+    #[test]
+    fn names_may_be_anything() {
+        assert_eq!(text(b"gfx942\0gfx"), "gfx942");
+        assert_eq!(text(b"no end"), "no end");
+        assert_eq!(text(b"\0"), "");
+        assert_eq!(text(b"gfx\xff\0"), "gfx\u{fffd}");
+    }
 }

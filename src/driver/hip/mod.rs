@@ -21,15 +21,17 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::time::Duration;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::opening;
 use crate::driver::pins::Pins;
-use crate::driver::{Backend, Call, CheckForm, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault};
+use crate::driver::{
+    Backend, Call, CheckForm, Driver, DriverError, DriverErrorKind, DriverInfo, DriverResult, KnownFault,
+};
 use crate::sys::pci;
 
 mod book;
@@ -67,12 +69,41 @@ const HOW_TO_FORCE: &str = "; GROWSPAN_HIP_FORCE=1 lets the check decide";
 /// raced in it up to 2026.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// How long a thread waits for its turn. No call takes as long, so that one which does hangs, and those behind it would
-/// wait for ever. Shorter than the patience of the start-up check, which then names the right culprit.
+/// Since when the thread that is there has been.
+static SINCE: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// How long a thread may be there. No call takes as long, so that one which does hangs, and those behind it would wait for
+/// ever. Shorter than the patience of the start-up check, which then names the right culprit.
 const TURN: Duration = Duration::from_secs(8);
 
-/// Somebody has waited for his turn in vain: others need not.
-static HANGS: AtomicBool = AtomicBool::new(false);
+/// A thread's turn in virtual memory.
+#[must_use = "the turn is over when this is dropped"]
+struct Turn(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Turn {
+    /// Waits for one; none if the thread that has it does not come back.
+    fn wait() -> Option<Self> {
+        loop {
+            let left = |since: Instant| TURN.saturating_sub(since.elapsed());
+            let since = *SINCE.lock();
+            if let Some(turn) = ONE_AT_A_TIME.try_lock_for(since.map_or(TURN, left)) {
+                *SINCE.lock() = Some(Instant::now());
+                return Some(Self(turn));
+            }
+            // Others may have come and gone meanwhile.
+            if SINCE.lock().is_some_and(|since| left(since).is_zero()) {
+                return None;
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // While it still is this thread's.
+        *SINCE.lock() = None;
+    }
+}
 
 /// How a HIP device is opened.
 ///
@@ -248,7 +279,11 @@ impl HipDriver {
         let integrated = hip.attribute(device, ffi::hipDeviceAttributeIntegrated).is_ok_and(|value| value != 0);
         let copies = copy_stream(hip, device)?;
         let (book, pins) = (Mutex::new(Book::new()), Pins::new());
-        Ok(Self { hip, device, peers, integrated, copies, rows, card, info, book, pins })
+        let this = Self { hip, device, peers, integrated, copies, rows, card, info, book, pins };
+        // Whoever opens a device asks for its memory right after, without a watchdog. A runtime that hangs in it hangs here;
+        // one that fails will say so again.
+        let _ = this.memory();
+        Ok(this)
     }
 
     /// The rows of the [table](quirks::TABLE) in force for this device.
@@ -307,24 +342,17 @@ impl HipDriver {
     }
 
     /// This thread's turn in virtual memory. What the book says is only good while it lasts.
-    fn alone(&self, call: Call) -> DriverResult<(MutexGuard<'static, ()>, &'static Vmm)> {
+    fn alone(&self, call: Call) -> DriverResult<(Turn, &'static Vmm)> {
         self.check_process(call)?;
         let vmm = self.vmm(call)?;
-        let patience = if HANGS.load(Relaxed) { Duration::ZERO } else { TURN };
-        match ONE_AT_A_TIME.try_lock_for(patience) {
-            Some(turn) => {
-                HANGS.store(false, Relaxed);
-                Ok((turn, vmm))
-            }
-            None => {
-                HANGS.store(true, Relaxed);
-                Err(DriverError::new(call, DriverErrorKind::Other).with_detail(format!(
-                    "another thread has been in the runtime's virtual memory for more than {} s, and only one may be: the \
-                     runtime hangs",
-                    TURN.as_secs()
-                )))
-            }
-        }
+        let turn = Turn::wait().ok_or_else(|| {
+            DriverError::new(call, DriverErrorKind::Other).with_detail(format!(
+                "another thread has been in the runtime's virtual memory for more than {} s, and only one may be: the \
+                 runtime hangs",
+                TURN.as_secs()
+            ))
+        })?;
+        Ok((turn, vmm))
     }
 
     /// Does `work` with this device current and no other thread in virtual memory.
@@ -341,7 +369,11 @@ fn copy_stream(hip: &Hip, device: i32) -> Result<Stream, HipOpenError> {
     // SAFETY: the pointer is valid for the write, and the device it is made on is current.
     let made = unsafe { (hip.core.hipStreamCreateWithFlags)(&raw mut stream, ffi::hipStreamNonBlocking) };
     library::during_open("hipStreamCreateWithFlags", made)?;
-    Ok(Stream(stream))
+    match stream.is_null() {
+        // That would be the null stream, which waits for others and must not be destroyed.
+        true => Err(HipOpenError::Call { function: "hipStreamCreateWithFlags", code: ffi::hipSuccess }),
+        false => Ok(Stream(stream)),
+    }
 }
 
 impl Drop for HipDriver {
@@ -358,14 +390,18 @@ impl Drop for HipDriver {
                 "a HIP driver was closed while some of its memory was not given back"
             );
         }
-        let destroyed = self.within(Call::SynchronizeStream, |core| {
-            // SAFETY: the stream is this value's own and nothing is queued on it: whoever queues waits.
-            check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
-        });
-        if let Err(error) = destroyed.as_ref().map_err(DriverError::kind)
-            && !matches!(error, DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost)
-        {
-            tracing::debug!(device = %self.info.id(), ?error, "the stream for copies could not be destroyed");
+        let destroy = || {
+            self.within(Call::SynchronizeStream, |core| {
+                // SAFETY: the stream is this value's own and nothing is queued on it: whoever queues waits. A second try
+                // comes only after the first failed.
+                check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
+            })
+        };
+        let gone =
+            |error: &DriverError| matches!(error.kind(), DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost);
+        let destroyed = destroy().or_else(|error| if gone(&error) { Ok(()) } else { destroy() });
+        if let Err(error) = destroyed {
+            tracing::debug!(device = %self.info.id(), %error, "the stream for copies could not be destroyed");
         }
     }
 }

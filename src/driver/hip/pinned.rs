@@ -7,7 +7,7 @@
 use core::ptr;
 
 use super::book::pointer;
-use super::calls::size;
+use super::calls::{given, size};
 use super::error::{Code, check};
 use super::{HipDriver, ffi, library};
 use crate::bytes::Bytes;
@@ -73,7 +73,7 @@ impl HipDriver {
             check(unsafe { (table.hipHostMalloc)(&raw mut block, bytes, bits) })
         })
         .map_err(|error| error.with_detail(Bytes::new(bytes).to_string()))?;
-        let addr = block.expose_provenance() as u64;
+        let addr = given(Call::AllocatePinned, block)?.expose_provenance() as u64;
         self.pins.restore(addr, bytes, Origin::Allocated);
         Ok(addr)
     }

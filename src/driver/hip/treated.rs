@@ -55,7 +55,8 @@ impl HipDriver {
             tracing::warn!(device = %self.info.id(), %code, bytes, "the runtime keeps addresses that were not aligned");
         }
         let raw = self.reserve_raw(vmm, bytes.checked_add(align).ok_or(Code(ffi::hipErrorOutOfMemory))?, 0)?;
-        Ok((raw.addr.next_multiple_of(align), raw))
+        // No address is so high; what is one all the same is refused by whoever asked.
+        Ok((raw.addr.checked_next_multiple_of(align).unwrap_or(raw.addr), raw))
     }
 
     /// What the process has run out of, if it is not memory: a kind, and the figures.

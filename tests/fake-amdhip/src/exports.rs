@@ -36,7 +36,7 @@ exports! {
     /// The version of the HIP runtime.
     hipRuntimeGetVersion(version: Out<i32>): Free = |call| {
         version.wanted()?;
-        version.set(call.config.rules.version);
+        version.set(call.config.says(call.name, 0, call.config.rules.version.into()) as i32);
         Ok(())
     };
 
@@ -56,7 +56,7 @@ exports! {
     /// How many devices there are.
     hipGetDeviceCount(count: Out<i32>): Usual = |call| {
         count.wanted()?;
-        count.set(call.config.devices as i32);
+        count.set(call.config.says(call.name, 0, call.config.devices as i64) as i32);
         Ok(())
     };
 
@@ -107,8 +107,8 @@ exports! {
     /// Free and total bytes of the current device.
     hipMemGetInfo(free: Out<usize>, total: Out<usize>): Usual = |call| {
         let (now, all) = call.memory_info();
-        free.set(now);
-        total.set(all);
+        free.set(call.config.says(call.name, 0, now as i64) as usize);
+        total.set(call.config.says(call.name, 1, all as i64) as usize);
         Ok(())
     };
 
@@ -246,7 +246,8 @@ exports! {
     /// What sizes of physical memory are multiples of.
     hipMemGetAllocationGranularity(granularity: Out<usize>, prop: In<hipMemAllocationProp>, option: u32): Vmm = |call| {
         granularity.wanted()?;
-        granularity.set(call.granularity(prop.get()?, option)?);
+        let truth = call.granularity(prop.get()?, option)? as i64;
+        granularity.set(call.config.says(call.name, option as usize, truth) as usize);
         Ok(())
     };
 

@@ -18,6 +18,8 @@
 //! | `FAKE_AMDHIP_GFX` | the compiler's name of the devices | `gfx942:sramecc+:xnack-`, or the personality's |
 //! | `FAKE_AMDHIP_DISTURBED` | how often the kernel begins each 2 GiB step of page-locking again, with a millisecond between, where a page is not there yet | 0 |
 //! | `FAKE_AMDHIP_PIN_OFFSET` | how far from the host's address the devices see page-locked memory | 0 |
+//! | `FAKE_AMDHIP_HANG` | a function whose first call never returns, or its nth as `hipGetDeviceCount:2`; the thread stays inside it, and others go on | none hangs |
+//! | `FAKE_AMDHIP_SAYS` | what functions say instead of the truth, as `hipGetDeviceCount=-1;hipMemGetInfo=10,5`; also `hipRuntimeGetVersion=N` and `hipMemGetAllocationGranularity=MINIMUM,RECOMMENDED` | the truth |
 //! | `FAKE_AMDHIP_PCI` | PCI bus of device 0, decimal or `0x`; device n is n further | 3 |
 //!
 //! # Personalities

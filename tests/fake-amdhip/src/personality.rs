@@ -133,6 +133,10 @@ pub(crate) struct Config {
     pub(crate) disturbed: u64,
     /// How far from the host's address devices see page-locked memory.
     pub(crate) pin_offset: u64,
+    /// A function, and which call of it never returns.
+    pub(crate) hang: Option<(String, u64)>,
+    /// Functions that give other numbers than the truth.
+    says: Vec<(String, Vec<i64>)>,
 }
 
 impl Config {
@@ -167,6 +171,19 @@ impl Config {
         let Ok(bus @ 0..=0xc0) = u32::try_from(bus) else {
             return Err(format!("FAKE_AMDHIP_PCI is {bus}, and the first bus can be 192 at most"));
         };
+        let hang = var("FAKE_AMDHIP_HANG").map(|text| {
+            let (function, nth) = text.split_once(':').unwrap_or((&text, "1"));
+            let nth = nth.parse().map_err(|_| format!("FAKE_AMDHIP_HANG is {text:?}, and {nth:?} is not a number"))?;
+            Ok::<_, String>((function.to_owned(), nth))
+        });
+        let says = var("FAKE_AMDHIP_SAYS").unwrap_or_default();
+        let says = says.split(';').filter(|lie| !lie.is_empty()).map(|lie| {
+            let (function, numbers) = lie.split_once('=').unwrap_or((lie, ""));
+            let numbers = numbers.split(',').map(|number| number.parse::<i64>());
+            let numbers = numbers.collect::<Result<_, _>>().map_err(|_| format!("FAKE_AMDHIP_SAYS has {lie:?}"))?;
+            Ok::<_, String>((function.to_owned(), numbers))
+        });
+        let says = says.collect::<Result<_, _>>()?;
         if devices == 0 && rules.dead.is_none() {
             rules.dead = NONE.dead;
         }
@@ -179,7 +196,15 @@ impl Config {
             bus,
             disturbed: number("FAKE_AMDHIP_DISTURBED", 0)?,
             pin_offset: number("FAKE_AMDHIP_PIN_OFFSET", 0)?,
+            hang: hang.transpose()?,
+            says,
         })
+    }
+
+    /// The nth number that a function gives: what the environment says, or the truth.
+    pub(crate) fn says(&self, function: &str, nth: usize, truth: i64) -> i64 {
+        let lie = self.says.iter().find(|(name, _)| name == function);
+        lie.and_then(|(_, numbers)| numbers.get(nth).copied()).unwrap_or(truth)
     }
 
     /// Whether a fresh mapping reads zeros and loses writes for a while, as on the gfx12 cards.
@@ -230,6 +255,23 @@ mod tests {
         assert!(!on("6.4.3").mappings_start_blind());
         let gfx = [("FAKE_AMDHIP", "gfx1201"), ("FAKE_AMDHIP_GFX", "gfx1100")];
         assert!(!read(&gfx).unwrap().mappings_start_blind());
+    }
+
+    #[test]
+    fn a_call_that_hangs_has_a_function_and_a_number() {
+        let hang = |text| read(&[("FAKE_AMDHIP_HANG", text)]).map(|config| config.hang);
+        assert_eq!(hang("hipInit"), Ok(Some(("hipInit".to_owned(), 1))));
+        assert_eq!(hang("hipMemMap:12"), Ok(Some(("hipMemMap".to_owned(), 12))));
+        assert!(hang("hipMemMap:two").unwrap_err().contains("FAKE_AMDHIP_HANG"));
+    }
+
+    #[test]
+    fn functions_say_what_they_are_told_to() {
+        let config = read(&[("FAKE_AMDHIP_SAYS", "hipGetDeviceCount=-1;hipMemGetInfo=10,5")]).unwrap();
+        assert_eq!(config.says("hipGetDeviceCount", 0, 2), -1);
+        assert_eq!([0, 1, 2].map(|nth| config.says("hipMemGetInfo", nth, 7)), [10, 5, 7]);
+        assert_eq!(config.says("hipRuntimeGetVersion", 0, 7), 7);
+        assert!(read(&[("FAKE_AMDHIP_SAYS", "hipGetDeviceCount=many")]).is_err());
     }
 
     #[test]

@@ -197,8 +197,9 @@ impl Runtime {
     ) -> Result<(), u32> {
         self.refuse_in_a_forked_child(name);
         let _inside = self.enter_vmm(name, kind, thread);
-        if kind == Kind::Vmm && self.config.rules.set_access_hangs && name == "hipMemSetAccess" {
-            self.count(name);
+        let nth = self.count(name);
+        let hangs = self.config.hang.as_ref().is_some_and(|hang| (hang.0.as_str(), hang.1) == (name, nth));
+        if hangs || (self.config.rules.set_access_hangs && name == "hipMemSetAccess") {
             loop {
                 // Inside for ever, so that a second call of virtual memory management is found out, and without the
                 // lock, so that everything else goes on.
@@ -206,7 +207,6 @@ impl Runtime {
             }
         }
         let mut state = self.lock();
-        *state.counts.entry(name).or_default() += 1;
         if let Some(code) = planned_failure(&mut state, name) {
             return Err(code);
         }
@@ -257,8 +257,12 @@ impl Runtime {
         Some(inside)
     }
 
-    fn count(&self, name: &'static str) {
-        *self.lock().counts.entry(name).or_default() += 1;
+    /// Counts a call of a function, and says which it is, from 1.
+    fn count(&self, name: &'static str) -> u64 {
+        let mut state = self.lock();
+        let count = state.counts.entry(name).or_default();
+        *count += 1;
+        *count
     }
 
     /// How often a function was called.
