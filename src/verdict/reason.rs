@@ -155,7 +155,7 @@ impl fmt::Display for Reason {
             Self::OpenFiles { by, chunk, needed, for_chunks, limit, hard, runtime } => write!(
                 f,
                 "{by} keeps an open file per {chunk} chunk: {needed} needed, and the open-file limit is {limit} (hard \
-                 {hard}); {for_chunks} of them for chunks, {} kept for the application ({runtime})",
+                 {hard}; {for_chunks} of them for chunks, {} kept for the application; {runtime})",
                 needed.saturating_sub(*for_chunks)
             ),
             Self::MapEntries { needed, limit, runtime } => {

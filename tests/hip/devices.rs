@@ -23,11 +23,15 @@ pub(crate) fn as_child(role: &str) {
         "pieces" => a_copy_that_fails_in_the_middle(),
         "peer" => work_of_a_peer(),
         "behind" => behind_a_hang(),
+        "freed" => freed_once(),
         "spans" => large_spans_come_and_go(),
         "import" => an_import_moves(),
         "hang" => personalities::hang(),
         "forced" => personalities::forced(),
-        other => panic!("no role {other}"),
+        other => match other.strip_prefix("aside ") {
+            Some(aside) => set_aside(aside),
+            None => panic!("no role {other}"),
+        },
     }
 }
 
@@ -351,12 +355,79 @@ fn behind_a_hang() {
         driver.reserve(2 << 20, 2 << 20).unwrap_err();
     }
     assert!(started.elapsed().as_secs() < 5, "those after the first do not wait again");
+    // What allocates in one piece would hang with it, and is refused too.
     for device in [&first, &second] {
-        let mut buffer = GrowableBuffer::<u8>::builder(device).max_len(MIB).build().unwrap();
-        buffer.append(b"in one piece").unwrap();
-        buffer.close().unwrap();
+        let build = || GrowableBuffer::<u8>::builder(device).max_len(MIB).build()?.append(b"in one piece");
+        let error = build().unwrap_err().to_string();
+        assert!(error.contains("set access hangs"), "{error}");
         println!("{}", device.memory().unwrap().free);
     }
+}
+
+/// A chip that shares the host's memory.
+#[test]
+fn what_was_set_aside_for_a_chip_is_not_the_host_s() {
+    for aside in ["all", "little", "unknown"] {
+        let child = Child::of("10.0").set("FAKE_AMDHIP_INTEGRATED", "1").set("FAKE_AMDHIP_MEMORY_MIB", "1048576");
+        child.role_well(&format!("devices aside {aside}"));
+    }
+}
+
+fn set_aside(aside: &str) {
+    const TOTAL: u64 = 1 << 40;
+    let root = std::env::temp_dir().join(format!("growspan-hip-aside-{}", std::process::id()));
+    let folder = root.join("bus/pci/devices/0000:03:00.0");
+    std::fs::create_dir_all(&folder).unwrap();
+    if aside != "unknown" {
+        let total = if aside == "all" { TOTAL } else { 512 << 20 };
+        std::fs::write(folder.join("mem_info_vram_total"), total.to_string()).unwrap();
+        std::fs::write(folder.join("mem_info_vram_used"), "0").unwrap();
+    }
+    let driver = HipDriver::open_with(0, HipOptions::new().sysfs(&root)).unwrap();
+    let memory = driver.memory().unwrap();
+    assert_eq!(memory.total, TOTAL);
+    if aside == "all" {
+        assert_eq!(memory.free, TOTAL, "the host has less, and that does not matter");
+        // And the check, which looks at the figure, sees memory go and come back.
+        let device = DeviceOptions::new().open(Arc::new(driver)).unwrap();
+        assert_eq!(device.verdict().mode(), Mode::Virtual, "{}", device.verdict().report());
+    } else {
+        assert!(memory.free < TOTAL / 2, "as much as the host has: {memory:?}");
+    }
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// The runtime has forgotten a span that it failed to free.
+#[test]
+fn addresses_are_freed_once() {
+    for personality in ["6.4.3", "7.2.4", "7.14.1", "10.0"] {
+        Child::of(personality).role_well("devices freed");
+    }
+}
+
+fn freed_once() {
+    const CHUNK: u64 = 2 << 20;
+    let (stand_in, driver) = (StandIn::get(), HipDriver::open(0).unwrap());
+    let span = driver.reserve(CHUNK, CHUNK).unwrap();
+    stand_in.fail_call(c"hipMemAddressFree", 1, 999);
+    for words in ["hipErrorUnknown, 999", "failed to free it before", "failed to free it before"] {
+        // SAFETY: nothing is mapped in the span.
+        let error = unsafe { driver.free_span(span, CHUNK) }.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    // A refusal before the runtime is asked is none of it.
+    let span = driver.reserve(CHUNK, CHUNK).unwrap();
+    stand_in.fail_call(c"hipGetDevice", 1, 999);
+    // SAFETY: nothing is mapped in the span.
+    unsafe { driver.free_span(span, CHUNK) }.unwrap_err();
+    // SAFETY: as above.
+    unsafe { driver.free_span(span, CHUNK) }.unwrap();
+    // And what is above tries everything twice.
+    let device = all_chunks().hip(0).unwrap();
+    let range = device.reserve(Bytes::mib(8)).unwrap();
+    stand_in.fail_call(c"hipMemAddressFree", 1, 999);
+    let error = range.close().unwrap_err().to_string();
+    assert!(error.contains("failed to free it before"), "{error}");
 }
 
 /// Where freed addresses rest a while, they do not run out.

@@ -14,7 +14,7 @@ const GIB: usize = 1 << 30;
 /// The reason of a process that may not hold as many files as 2 MiB chunks of the whole card take: 16,312 for the chunks
 /// of 32,624 MiB, and 1,024 for the application.
 const TOO_FEW: &str =
-    "ROCm keeps an open file per 2 MiB chunk: 17336 needed, and the open-file limit is 4096 (hard 4096)";
+    "ROCm keeps an open file per 2 MiB chunk: 17336 needed, and the open-file limit is 4096 (hard 4096;";
 
 fn child(limits: &[&str]) -> Child {
     Child::of("7.14.1").under(limits)
@@ -131,7 +131,7 @@ fn a_24_gib_arena_maps_whole_with_the_default_policy_under_1024_files() {
 fn the_strict_policy_says_how_many_files_are_needed() {
     let text = child(&["-Sn 1024", "-Hn 4096"]).role_well("limits strict");
     assert!(text.contains("mode contiguous") && text.contains(&format!("reason {TOO_FEW}")), "{text}");
-    assert!(text.contains("(HIP runtime 7.14.60850)"), "{text}");
+    assert!(text.contains("1024 kept for the application; HIP runtime 7.14.60850)"), "{text}");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_few_files_do_for_the_ladder() {
     let text = child(&["-n 256"]).role_well("limits arena");
     assert!(text.contains("mode virtual"), "{text}");
     let text = child(&["-n 256"]).role_well("limits strict");
-    assert!(text.contains("mode contiguous") && text.contains("the open-file limit is 256 (hard 256)"), "{text}");
+    assert!(text.contains("mode contiguous") && text.contains("the open-file limit is 256 (hard 256;"), "{text}");
 }
 
 /// ROCm 10 keeps none.

@@ -28,7 +28,7 @@ const RDNA4: &str = "on RDNA4 (gfx1200 and gfx1201) mappings come late, lose wri
 const OLD_KERNEL: &str = "ROCm 7.14 and newer hang when access is granted on kernels whose amdgpu driver is older than \
                           3.64 (this one is 3.57); GROWSPAN_HIP_FORCE=1 lets the check decide (HIP runtime 7.14.60850)";
 
-const ALL: [Expected; 10] = [
+const ALL: [Expected; 12] = [
     Expected { personality: "5.7", as_it_comes: NO_VIRTUAL_MEMORY, in_2_mib: NO_VIRTUAL_MEMORY, shares: false },
     Expected {
         personality: "6.1",
@@ -55,6 +55,8 @@ const ALL: [Expected; 10] = [
         in_2_mib: "",
         shares: true,
     },
+    Expected { personality: "7.12", as_it_comes: "", in_2_mib: "", shares: true },
+    Expected { personality: "7.13", as_it_comes: "", in_2_mib: "", shares: true },
     Expected { personality: "7.14.1", as_it_comes: "", in_2_mib: "", shares: true },
     Expected { personality: "10.0", as_it_comes: "", in_2_mib: "", shares: true },
     Expected { personality: "gfx1201", as_it_comes: RDNA4, in_2_mib: RDNA4, shares: false },
@@ -71,9 +73,9 @@ pub(crate) fn expects_virtual_memory() -> bool {
     expected().in_2_mib.is_empty()
 }
 
-/// Whether any of them must take chunks of mixed sizes, which HIP 7.2 does not.
+/// Whether any of them must take chunks of mixed sizes, which HIP 7.0 to 7.13 does not.
 pub(crate) fn expects_a_ladder() -> bool {
-    expects_virtual_memory() && !matches!(expected().personality, "7.2.4" | "7.10")
+    expects_virtual_memory() && !matches!(expected().personality, "7.2.4" | "7.10" | "7.12" | "7.13")
 }
 
 /// How this process's personality is opened.
@@ -142,6 +144,8 @@ personalities! {
     rocm_6_4_3: "6.4.3",
     rocm_7_2_4: "7.2.4",
     rocm_7_10: "7.10",
+    rocm_7_12: "7.12",
+    rocm_7_13: "7.13",
     rocm_7_14_1: "7.14.1",
     rocm_10_0: "10.0",
     rdna4_runs_in_one_piece: "gfx1201",
@@ -168,6 +172,7 @@ fn a_kernel_that_does_not_say_what_it_is_is_not_tried() {
 fn a_runtime_that_hangs_does_not_hang_the_program() {
     let text = Child::of("old-drm").role_well("devices hang");
     assert!(text.contains("setting access: the driver did not return within 0.3 s (HIP runtime 7.14.60850)"), "{text}");
+    assert!(text.contains("allocating: ") && text.contains("in its virtual memory: set access hangs"), "{text}");
 }
 
 /// What is forced is left to the check, which finds the fault of 6.4.0 and lets RDNA4 pass.
@@ -198,9 +203,8 @@ pub(crate) fn hang() {
     let driver = HipDriver::open(0).unwrap();
     let device = DeviceOptions::new().patience(Duration::from_millis(300)).open(Arc::new(driver)).unwrap();
     println!("{}", device.verdict().reason().unwrap());
-    let mut buffer = GrowableBuffer::<u8>::builder(&device).max_len(1 << 20).build().unwrap();
-    buffer.append(b"still here").unwrap();
-    buffer.close().unwrap();
+    let build = || GrowableBuffer::<u8>::builder(&device).max_len(1 << 20).build()?.append(b"still here");
+    println!("allocating: {}", build().unwrap_err());
 }
 
 pub(crate) fn forced() {

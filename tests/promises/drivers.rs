@@ -112,7 +112,7 @@ pub(crate) fn personalities() -> Vec<(Personality, Mode, &'static str)> {
         (
             files(100, 130),
             Contiguous,
-            "keeps an open file per 2 MiB chunk: 1104 needed, and the open-file limit is 130 (hard 130)",
+            "keeps an open file per 2 MiB chunk: 1104 needed, and the open-file limit is 130 (hard 130;",
         ),
         (Personality::MapCountLimit { held: 100, limit: 2000 }, Virtual, ""),
         (Personality::UniformChunksOnly, Virtual, ""),

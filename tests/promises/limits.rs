@@ -119,7 +119,7 @@ fn few_open_files_turn_virtual_memory_off_and_the_crate_runs_on() {
     let text = child_ok("ladder", "ulimit -n 64;");
     assert!(text.contains("mode contiguous"), "{text}");
     assert!(text.contains("reason the host driver keeps an open file per 2 MiB chunk:"), "{text}");
-    assert!(text.contains("and the open-file limit is 64 (hard 64)"), "{text}");
+    assert!(text.contains("and the open-file limit is 64 (hard 64;"), "{text}");
     assert_eq!(text.matches("virtual memory is off").count(), 1, "said once: {text}");
 }
 

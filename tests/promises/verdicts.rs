@@ -161,7 +161,7 @@ fn open_files_decide_only_where_they_have_to() {
     // Not enough: off, with the figures.
     let world = World::sim(card(1024, 4096), uniform.clone());
     let reason = world.device.verdict().reason().unwrap().to_string();
-    let text = "ROCm keeps an open file per 2 MiB chunk: 17336 needed, and the open-file limit is 4096 (hard 4096)";
+    let text = "ROCm keeps an open file per 2 MiB chunk: 17336 needed, and the open-file limit is 4096 (hard 4096;";
     assert!(reason.starts_with(text), "{reason}");
 
     // The ladder needs so few that a hard limit of 1024 is no reason, and nothing is raised.

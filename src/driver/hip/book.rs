@@ -16,6 +16,8 @@ const PAGE: u64 = 4096;
 pub(super) struct Reserved {
     pub(super) addr: u64,
     pub(super) bytes: u64,
+    /// The runtime failed to free it. It forgets a span before it does what may fail, and crashes on one it does not know.
+    pub(super) refused: bool,
 }
 
 /// A handle of the runtime.

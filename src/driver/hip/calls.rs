@@ -165,15 +165,18 @@ unsafe impl Driver for HipDriver {
             check(unsafe { (core.hipMemGetInfo)(&raw mut free, &raw mut total) })
         })?;
         let mut info = MemoryInfo { free: free as u64, total: total as u64 };
-        if self.integrated {
-            info.free = sys::memory::at_most_available(info.free);
-        } else if self.rows.has(Quirk::FreeIgnoresGraphics)
-            && let Some(seen) = self.card.as_ref().and_then(sys::pci::Card::memory)
-            // A part of a divided card has the whole card's figures there, which are not its own.
-            && seen.total.abs_diff(info.total) <= info.total / 8
-        {
-            info.free = info.free.min(seen.total.saturating_sub(seen.used));
+        // A part of a divided card has the whole card's figures there, which are not its own; and of a chip that shares the
+        // host's memory they are what was set aside for it, which may be all that the runtime gives out or next to nothing.
+        let seen = self.card.as_ref().and_then(sys::pci::Card::memory);
+        let seen = seen.filter(|seen| seen.total.abs_diff(info.total) <= info.total / 8);
+        match seen {
+            Some(seen) if self.rows.has(Quirk::FreeIgnoresGraphics) => {
+                info.free = info.free.min(seen.total.saturating_sub(seen.used));
+            }
+            None if self.integrated => info.free = sys::memory::at_most_available(info.free),
+            _ => {}
         }
+        info.free = info.free.min(info.total);
         Ok(info)
     }
 
@@ -201,10 +204,18 @@ unsafe impl Driver for HipDriver {
     unsafe fn free_span(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         // Taken out first, since another thread may be given the same addresses right after.
         let raw = Self::checked(Call::FreeSpan, self.book.lock().layout.remove_span(addr, bytes))?;
-        // The book bears out that the runtime reserved just this, and that nothing is mapped there; the caller vouches that
-        // nothing uses it.
-        let freed = self.within_vmm(Call::FreeSpan, |vmm| self.free_raw(vmm, raw));
-        freed.inspect_err(|_| self.book.lock().layout.add_span(addr, bytes, raw))
+        let mut now = raw;
+        let freed = match raw.refused {
+            true => Err(DriverError::new(Call::FreeSpan, DriverErrorKind::Other)
+                .with_detail("the runtime failed to free it before, and may crash if it is asked again")),
+            // The book bears out that the runtime reserved just this and was not asked to free it, and that nothing is mapped
+            // there; the caller vouches that nothing uses it.
+            false => self.within_vmm(Call::FreeSpan, |vmm| {
+                now.refused = true;
+                self.free_raw(vmm, raw)
+            }),
+        };
+        freed.inspect_err(|_| self.book.lock().layout.add_span(addr, bytes, now))
     }
 
     fn create(&self, bytes: u64, props: ChunkProps) -> DriverResult<RawHandle> {
@@ -350,6 +361,7 @@ unsafe impl Driver for HipDriver {
     }
 
     fn allocate(&self, bytes: u64) -> DriverResult<u64> {
+        self.not_behind_a_hang(Call::Allocate)?;
         let mut block: hipDeviceptr_t = ptr::null_mut();
         self.within(Call::Allocate, |core| {
             let bytes = size(bytes)?;
@@ -363,6 +375,7 @@ unsafe impl Driver for HipDriver {
     }
 
     unsafe fn free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
+        self.not_behind_a_hang(Call::Free)?;
         Self::checked(Call::Free, self.book.lock().remove_block(addr, bytes))?;
         let freed = self.within(Call::Free, |core| {
             // SAFETY: the book bears out that this is a block of the runtime's; the caller vouches that nothing uses it

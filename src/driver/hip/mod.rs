@@ -12,8 +12,10 @@
 //! * **The check.** No row is taken for the whole truth: the start-up check goes through a full life cycle on every
 //!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are the releases before 7.14, are off
 //!   unless [`Granularity::AtLeast2MiB`](crate::Granularity::AtLeast2MiB) lets the rest of the check decide.
-//! * **Waiting.** Mapping and unmapping wait for the null stream before 7.14, one thread of the process at a time: nothing
-//!   that a callback on a stream waits for may grow or shrink a buffer. Opening the first device starts the runtime, and what
+//! * **Waiting.** Since 7.14 unmapping waits for all streams of every device that has access, before that mapping and
+//!   unmapping wait for the null stream; and one thread of the process does so at a time. So nothing that a callback on a
+//!   stream or a kernel waits for may grow or shrink a buffer, and while a kernel runs that does not end, nothing is
+//!   unmapped: other threads' calls fail after a minute. Opening the first device starts the runtime, and what
 //!   comes of it is kept for the process; starting and opening are under a watchdog too.
 //! * **The device.** Each call makes its device current and leaves the caller's as it was; any thread may call.
 //! * **Copies without a stream** run on a stream of this driver's own and are over when the call returns. They do not
@@ -23,9 +25,8 @@ use core::fmt;
 use core::ptr::NonNull;
 use core::time::Duration;
 use std::path::PathBuf;
-use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::driver::opening;
 use crate::driver::pins::Pins;
@@ -47,6 +48,7 @@ mod pinned;
 pub mod quirks;
 mod search;
 mod treated;
+mod turn;
 mod version;
 
 use book::Book;
@@ -56,6 +58,7 @@ use error::{Code, check};
 use library::{Core, Hip, OPENINGS, Vmm};
 use quirks::{InForce, Quirk, Row, Runtime};
 use search::LIBRARY_VARIABLE;
+use turn::Turn;
 pub use version::HipVersion;
 
 /// Set to anything but `0` or nothing, it turns virtual memory on where a row of the table keeps it off, and the check
@@ -67,46 +70,6 @@ const KERNEL_VARIABLE: &str = "GROWSPAN_HIP_KERNEL";
 
 /// What a reason says of the variable that forces.
 const HOW_TO_FORCE: &str = "; GROWSPAN_HIP_FORCE=1 lets the check decide";
-
-/// One thread of the process at a time is in a runtime's virtual memory: exports, imports and maps of several threads
-/// raced in it up to 2026.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// Since when the thread that is there has been.
-static SINCE: Mutex<Option<Instant>> = Mutex::new(None);
-
-/// How long a thread may be there. No call takes as long, so that one which does hangs, and those behind it would wait for
-/// ever. Shorter than the patience of the start-up check, which then names the right culprit.
-const TURN: Duration = Duration::from_secs(8);
-
-/// A thread's turn in virtual memory.
-#[must_use = "the turn is over when this is dropped"]
-struct Turn(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
-
-impl Turn {
-    /// Waits for one; none if the thread that has it does not come back.
-    fn wait() -> Option<Self> {
-        loop {
-            let left = |since: Instant| TURN.saturating_sub(since.elapsed());
-            let since = *SINCE.lock();
-            if let Some(turn) = ONE_AT_A_TIME.try_lock_for(since.map_or(TURN, left)) {
-                *SINCE.lock() = Some(Instant::now());
-                return Some(Self(turn));
-            }
-            // Others may have come and gone meanwhile.
-            if SINCE.lock().is_some_and(|since| left(since).is_zero()) {
-                return None;
-            }
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        // While it still is this thread's.
-        *SINCE.lock() = None;
-    }
-}
 
 /// How a HIP device is opened.
 ///
@@ -356,14 +319,15 @@ impl HipDriver {
     fn alone(&self, call: Call) -> DriverResult<(Turn, &'static Vmm)> {
         self.check_process(call)?;
         let vmm = self.vmm(call)?;
-        let turn = Turn::wait().ok_or_else(|| {
-            DriverError::new(call, DriverErrorKind::Other).with_detail(format!(
-                "another thread has been in the runtime's virtual memory for more than {} s, and only one may be: the \
-                 runtime hangs",
-                TURN.as_secs()
-            ))
-        })?;
+        let turn = Turn::wait(call)?;
         Ok((turn, vmm))
+    }
+
+    /// Waits until no other thread is in virtual memory: one that hangs there has the locks which plain allocations take
+    /// too, and they would hang with it.
+    fn not_behind_a_hang(&self, call: Call) -> DriverResult<()> {
+        self.check_process(call)?;
+        Turn::wait(call).map(drop)
     }
 
     /// Does `work` with this device current and no other thread in virtual memory.

@@ -33,6 +33,7 @@ impl HipDriver {
             return refuse(Call::Pin, why);
         }
         let table = self.host_memory(Call::Pin)?;
+        self.not_behind_a_hang(Call::Pin)?;
         let bits = bits([(flags.portable, ffi::hipHostRegisterPortable), (flags.mapped, ffi::hipHostRegisterMapped)]);
         let register = || {
             self.within(Call::Pin, |_| {
@@ -47,6 +48,7 @@ impl HipDriver {
 
     pub(super) fn unregister(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::Unpin)?;
+        self.not_behind_a_hang(Call::Unpin)?;
         let let_go = || {
             self.within(Call::Unpin, |_| {
                 // SAFETY: the book bears out that this was registered here; the caller vouches that the device is done.
@@ -61,6 +63,7 @@ impl HipDriver {
             return refuse(Call::AllocatePinned, "memory that the runtime allocates is for the device to write too");
         }
         let table = self.host_memory(Call::AllocatePinned)?;
+        self.not_behind_a_hang(Call::AllocatePinned)?;
         let bits = bits([
             (flags.portable, ffi::hipHostMallocPortable),
             (flags.mapped, ffi::hipHostMallocMapped),
@@ -80,6 +83,7 @@ impl HipDriver {
 
     pub(super) fn host_free(&self, addr: u64, bytes: u64) -> DriverResult<()> {
         let table = self.host_memory(Call::FreePinned)?;
+        self.not_behind_a_hang(Call::FreePinned)?;
         let let_go = || {
             self.within(Call::FreePinned, |_| {
                 // SAFETY: the book bears out that this is a block of the runtime's; the caller vouches that nothing uses it.

@@ -26,14 +26,14 @@ impl HipDriver {
             let mut addr = ptr::null_mut();
             // SAFETY: the pointer is valid for the write; no address is asked for and there are no flags.
             let result = check(unsafe { (vmm.hipMemAddressReserve)(&raw mut addr, len, align, ptr::null_mut(), 0) });
-            result.map(|()| Reserved { addr: addr.expose_provenance() as u64, bytes })
+            result.map(|()| Reserved { addr: addr.expose_provenance() as u64, bytes, refused: false })
         };
         // It may be us who have the addresses.
         ask().or_else(|code| if held::let_go_of_all() { ask() } else { Err(code) })
     }
 
     /// Frees what was reserved: the callers have seen to it that nothing is mapped there.
-    pub(super) fn free_raw(&self, vmm: &Vmm, Reserved { addr, bytes }: Reserved) -> Result<(), Code> {
+    pub(super) fn free_raw(&self, vmm: &Vmm, Reserved { addr, bytes, .. }: Reserved) -> Result<(), Code> {
         let len = size(bytes)?;
         // SAFETY: the callers pass what the runtime reserved, once, with nothing mapped under it and nobody using it.
         check(unsafe { (vmm.hipMemAddressFree)(pointer(addr), len) })?;

@@ -42,8 +42,10 @@ impl Call<'_> {
             2 => 2,
             // The host's memory can be mapped.
             3 => 1,
-            // Integrated; memory that both sides use at once; pageable memory within reach.
-            9 | 16 | 65 => 0,
+            // Integrated.
+            16 => i32::from(self.config.integrated),
+            // Memory that both sides use at once; pageable memory within reach.
+            9 | 65 => 0,
             // What it computes, by the name of the chip: gfx942 is 9.4, gfx1201 is 12.0.
             23 | 61 => {
                 let digits: String = self.config.gfx.chars().skip(3).take_while(char::is_ascii_hexdigit).collect();

@@ -16,6 +16,7 @@
 //! | `FAKE_AMDHIP_MEMORY_MIB` | memory of each | 32624 |
 //! | `FAKE_AMDHIP_GRAPHICS_MIB` | how much of it is in use by what draws: `hipMemGetInfo` calls it free, and it cannot be had | 0 |
 //! | `FAKE_AMDHIP_GFX` | the compiler's name of the devices | `gfx942:sramecc+:xnack-`, or the personality's |
+//! | `FAKE_AMDHIP_INTEGRATED` | anything but 0: the devices say that they share the host's memory | 0 |
 //! | `FAKE_AMDHIP_DISTURBED` | how often the kernel begins each 2 GiB step of page-locking again, with a millisecond between, where a page is not there yet | 0 |
 //! | `FAKE_AMDHIP_PIN_OFFSET` | how far from the host's address the devices see page-locked memory | 0 |
 //! | `HIP_VMEM_MANAGE_SUPPORT` | 0 for no virtual memory management, as an old kernel driver has none: as `5.7` has it | on |
@@ -34,10 +35,12 @@
 //! | `6.4.3` | 6.4.43484 | memory from the device that is asked for; a create over 256 MiB returns 2; the alignment of a reservation is ignored; sizes that do not fit return 2; `hipMemRetainAllocationHandle` adds no reference; a failed map is silent; unmap is right or the end |
 //! | `7.2.4` | 7.2.53211 | memory from the current device; an alignment returns 1; sizes that do not fit return 1; unmap takes a run of whole mappings or returns 1; access needs a sum of mapping sizes, from the span's first one on, that equals the size; a failed map is silent; **released memory stays in use while addresses map it** (map over them or free them) |
 //! | `7.10` | 7.2.53210 | as 7.2.4 |
+//! | `7.12` | 7.12.60610 | as 7.2.4; recommended granularity 2 MiB |
+//! | `7.13` | 7.13.99004 | as 7.12, and released memory comes back |
 //! | `7.14.1` | 7.14.60850 | memory from the current device; recommended granularity 2 MiB; alignments are honoured; a failed map says so (205, or 1 where something is mapped) and keeps no reference; **one open file per handle**; access for a peer after the owner ruins the mapping: it reads zeros and loses writes; access to imported memory needs the descriptor still open |
 //! | `10.0` | 7.15.60900 | as 7.14.1, without the open files and without the ruined mappings |
 //! | `gfx1201` | 7.14.60850 | as 7.14.1 on a gfx1201 |
-//! | `old-drm` | 7.14.60850 | as 7.14.1, and `hipMemSetAccess` never returns; the thread stays inside it, and everything but virtual memory management goes on |
+//! | `old-drm` | 7.14.60850 | as 7.14.1, and `hipMemSetAccess` never returns; the thread stays inside it, what allocates or frees memory of any kind hangs then too, and everything else goes on |
 //! | `none` | 7.14.60850 | no device: every call returns 100 |
 //!
 //! On all of them: the minimum granularity is 4096 (recommended too, where the table says nothing); a create of 0 bytes or no
@@ -52,7 +55,8 @@
 //! # What ends the process
 //!
 //! * `hipMemUnmap` on 6.x of what is not mapped, of another size than was mapped, of several mappings at once.
-//! * `hipMemAddressFree` of what is not the start of a reservation, or of another size.
+//! * `hipMemAddressFree` of what is not the start of a reservation, or of another size; also a second one, where the first failed
+//!   because it was told to: it has forgotten the addresses then.
 //! * `hipFree` of virtual memory management's memory, or of what is no block.
 //! * Handles that never were or have been released, to whatever function.
 //! * Streams and events that never were, have been destroyed, or are of another device than the current one.

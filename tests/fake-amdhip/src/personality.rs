@@ -92,6 +92,10 @@ const V7_2_4: Rules = Rules {
 
 const V7_10: Rules = Rules { name: "7.10", version: 70_253_210, ..V7_2_4 };
 
+const V7_12: Rules = Rules { name: "7.12", version: 71_260_610, recommended: 2 * MIB, ..V7_2_4 };
+
+const V7_13: Rules = Rules { name: "7.13", version: 71_399_004, memory_stays_while_address_maps_it: false, ..V7_12 };
+
 const V7_14_1: Rules = Rules {
     name: "7.14.1",
     version: 71_460_850,
@@ -115,7 +119,8 @@ const OLD_DRM: Rules = Rules { name: "old-drm", set_access_hangs: true, ..V7_14_
 
 const NONE: Rules = Rules { name: "none", dead: Some(code::NO_DEVICE), ..V7_14_1 };
 
-const ALL: [Rules; 12] = [V5_2, V5_7, V6_1, V6_4_0, V6_4_3, V7_2_4, V7_10, V7_14_1, V10_0, GFX1201, OLD_DRM, NONE];
+const ALL: [Rules; 14] =
+    [V5_2, V5_7, V6_1, V6_4_0, V6_4_3, V7_2_4, V7_10, V7_12, V7_13, V7_14_1, V10_0, GFX1201, OLD_DRM, NONE];
 
 /// Everything that is fixed for the life of a runtime.
 #[derive(Clone, Debug)]
@@ -127,6 +132,8 @@ pub(crate) struct Config {
     /// Bytes of each device that are in use and that `hipMemGetInfo` does not know of.
     pub(crate) graphics: u64,
     pub(crate) gfx: String,
+    /// Whether the devices share the host's memory.
+    pub(crate) integrated: bool,
     /// PCI bus of device 0.
     pub(crate) bus: u32,
     /// How often page-locking memory that is not there is begun again.
@@ -194,6 +201,7 @@ impl Config {
             devices: if rules.dead.is_some() { 0 } else { devices },
             memory: mib("FAKE_AMDHIP_MEMORY_MIB", 32_624)?,
             graphics: mib("FAKE_AMDHIP_GRAPHICS_MIB", 0)?,
+            integrated: var("FAKE_AMDHIP_INTEGRATED").is_some_and(|text| text != "0"),
             gfx: var("FAKE_AMDHIP_GFX").unwrap_or_else(|| rules.gfx.to_owned()),
             bus,
             disturbed: number("FAKE_AMDHIP_DISTURBED", 0)?,

@@ -1,7 +1,7 @@
 //! The runtime as an instance: what all calls have in common before they do anything.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -112,6 +112,8 @@ pub(crate) struct Runtime {
     pid: AtomicU32,
     /// The number of the thread that is inside a call of virtual memory management.
     inside: AtomicU64,
+    /// A thread hangs in virtual memory management.
+    vmm_hangs: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -140,6 +142,7 @@ impl Runtime {
             config,
             pid: AtomicU32::new(0),
             inside: AtomicU64::new(0),
+            vmm_hangs: AtomicBool::new(false),
             state: Mutex::new(state),
         }
     }
@@ -198,16 +201,26 @@ impl Runtime {
         self.refuse_in_a_forked_child(name);
         let _inside = self.enter_vmm(name, kind, thread);
         let nth = self.count(name);
+        let allocates = matches!(
+            name,
+            "hipMalloc" | "hipFree" | "hipHostMalloc" | "hipHostFree" | "hipHostRegister" | "hipHostUnregister"
+        );
         let hangs = self.config.hang.as_ref().is_some_and(|hang| (hang.0.as_str(), hang.1) == (name, nth));
-        if hangs || (self.config.rules.set_access_hangs && name == "hipMemSetAccess") {
+        let hangs = hangs || (self.config.rules.set_access_hangs && name == "hipMemSetAccess");
+        if hangs || (allocates && self.vmm_hangs.load(Ordering::Relaxed)) {
+            // One lock of the real runtime is for both.
+            self.vmm_hangs.fetch_or(kind == Kind::Vmm, Ordering::Relaxed);
             loop {
                 // Inside for ever, so that a second call of virtual memory management is found out, and without the
-                // lock, so that everything else goes on.
+                // lock, so that all that allocates nothing goes on.
                 std::thread::sleep(Duration::from_secs(3600));
             }
         }
         let mut state = self.lock();
-        if let Some(code) = planned_failure(&mut state, name) {
+        // What was to be freed is forgotten before freeing fails.
+        if name != "hipMemAddressFree"
+            && let Some(code) = planned_failure(&mut state, name)
+        {
             return Err(code);
         }
         if kind != Kind::Free {
@@ -291,7 +304,7 @@ impl Runtime {
     }
 }
 
-fn planned_failure(state: &mut State, name: &str) -> Option<u32> {
+pub(crate) fn planned_failure(state: &mut State, name: &str) -> Option<u32> {
     let (left, code) = state.plans.calls.get_mut(name)?;
     *left -= 1;
     if *left > 0 {

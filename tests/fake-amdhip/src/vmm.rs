@@ -7,7 +7,7 @@ use crate::abi::hipMemLocation;
 use crate::abi::{HANDLE_POSIX_FD, LOCATION_DEVICE, TYPE_PINNED, code, hipMemAccessDesc, hipMemAllocationProp};
 use crate::memory::{GRANULE, Memory, punch};
 use crate::personality::Alignment;
-use crate::runtime::Call;
+use crate::runtime::{Call, planned_failure};
 use crate::space;
 use crate::table::{Handle, Mapping, Span};
 
@@ -105,6 +105,9 @@ impl Call<'_> {
             return Err(code::UNKNOWN);
         }
         self.state.table.spans.remove(&addr);
+        if let Some(code) = planned_failure(self.state, self.name) {
+            return Err(code);
+        }
         if self.config.rules.late_release {
             self.state.freed.push((addr, Instant::now()));
         }
