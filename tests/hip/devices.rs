@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use growspan::driver::hip::quirks::Quirk;
 use growspan::driver::hip::{HipDriver, HipOptions};
 use growspan::driver::{Call, Driver, DriverErrorKind};
 use growspan::{Bytes, Device, DeviceOptions, Granularity, GrowableBuffer, Mode, Quiesce};
@@ -24,6 +25,7 @@ pub(crate) fn as_child(role: &str) {
         "peer" => work_of_a_peer(),
         "behind" => behind_a_hang(),
         "freed" => freed_once(),
+        "chip" => chip_by_capability(),
         "spans" => large_spans_come_and_go(),
         "import" => an_import_moves(),
         "hang" => personalities::hang(),
@@ -395,6 +397,19 @@ fn set_aside(aside: &str) {
         assert!(memory.free < TOTAL / 2, "as much as the host has: {memory:?}");
     }
     std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// A chip whose name is not told is known by what it computes.
+#[test]
+fn a_chip_without_a_name_has_its_rows() {
+    Child::of("gfx1201").role_well("devices chip");
+}
+
+fn chip_by_capability() {
+    StandIn::get().fail_call(c"hipGetDevicePropertiesR0600", 1, 999);
+    let driver = HipDriver::open(0).unwrap();
+    assert_eq!(driver.info().uuid, None, "it was not told");
+    assert!(driver.rows().any(|row| row.quirk == Quirk::Gfx12) && driver.info().quirks.off.is_some());
 }
 
 /// The runtime has forgotten a span that it failed to free.

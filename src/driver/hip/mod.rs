@@ -396,3 +396,14 @@ impl fmt::Debug for HipDriver {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::is_unique;
+
+    #[test]
+    fn cards_without_a_number_are_not_one_card() {
+        assert!(is_unique(b"2ab4f5e1c3d0a9b8") && is_unique(b"X2b4f5e1c3d0a9b8"));
+        assert!(!is_unique(&[0; 16]) && !is_unique(b"XX\0\0\0\0\0\0\0\0\0\0\0\0\0\0"));
+    }
+}
