@@ -40,7 +40,7 @@ static _Thread_local Context *stack[16];
 static _Thread_local int depth;
 static Job jobs[256];
 static u64 queued, done;
-static int failing, capturing;
+static int failing, capturing, waits_fail;
 // How each thread gets on with captures; 2 is relaxed. And how many calls broke those that others have under way.
 static _Thread_local unsigned mode;
 static long broke;
@@ -64,6 +64,7 @@ void fake_rdma_prop(unsigned out[4]) {
 long fake_broke(void) { return broke; }
 long fake_mode(void) { return mode; }
 long fake_alive(void) { return handles + spans + maps + streams + events + pinned; }
+void fake_fail_waits(int times) { waits_fail = times; }
 void fake_fail_pin(int nth) { pin_fails_in = nth; }
 int fake_pin_flags(char *at) {
     for (int i = 0; i < 64; i++) if (pins[i].n && pins[i].at == at) return pins[i].flags;
@@ -165,7 +166,7 @@ int cuStreamCreate(Stream **s, unsigned flags) {
     return 0;
 }
 int cuStreamDestroy_v2(Stream *s) { ENTER; s->destroyed = 1; streams--; return 0; }
-int cuStreamSynchronize(Stream *s) { ENTER; if (s && s->destroyed) return 400; drain(); return 0; }
+int cuStreamSynchronize(Stream *s) { ENTER; if (s && s->destroyed) return 400; if (waits_fail) return waits_fail--, 999; drain(); return 0; }
 int cuThreadExchangeStreamCaptureMode(unsigned *m) { unsigned was = mode; mode = *m; *m = was; return 0; }
 int cuStreamIsCapturing(Stream *s, unsigned *status) {
     ENTER;

@@ -121,7 +121,11 @@ impl CudaDriver {
         }
         let integrated = cuda.attribute(device, ffi::CU_DEVICE_ATTRIBUTE_INTEGRATED).is_ok_and(|value| value != 0);
         let context = Context::retain(cuda, device)?;
-        Ok(Self { cuda, device, integrated, context, info, pins: Pins::new() })
+        let this = Self { cuda, device, integrated, context, info, pins: Pins::new() };
+        // Whoever opens a device asks for its memory right after, without a watchdog. A driver that hangs in it hangs here; one
+        // that fails will say so again.
+        let _ = this.memory();
+        Ok(this)
     }
 
     /// The primary context (a `CUcontext`), for those who launch kernels. It stays valid while this driver lives.
@@ -184,8 +188,7 @@ impl CudaDriver {
             // from the staging buffer when they return, and copies and fills on the device are not waited for at all. And
             // where a piece failed, those before it are on their way to or from the caller's memory, on any stream.
             if stream.is_none() || (queued.is_err() && from > 0) {
-                // SAFETY: the stream is the context's own and alive, or the caller vouches for it.
-                check(unsafe { (core.cuStreamSynchronize)(target) })?;
+                wait_for(core, target)?;
             }
             queued
         })
@@ -247,6 +250,19 @@ impl fmt::Debug for CudaDriver {
             .field("library", &self.cuda.library.name())
             .finish_non_exhaustive()
     }
+}
+
+/// Waits for what was queued on a stream. An error may have kept the driver from waiting, and the caller's memory may go when
+/// we return: so it is asked again then, and after that for all of the device.
+fn wait_for(core: &Core, stream: CUstream) -> Result<(), Code> {
+    // SAFETY: the stream is the context's own and alive, or the caller of the copy vouches for it.
+    let wait = || check(unsafe { (core.cuStreamSynchronize)(stream) });
+    wait().inspect_err(|_| {
+        if wait().is_err() {
+            // SAFETY: the function takes nothing; the device's context is current.
+            let _ = unsafe { (core.cuCtxSynchronize)() };
+        }
+    })
 }
 
 /// A size as the driver takes it.

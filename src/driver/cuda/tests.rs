@@ -422,6 +422,25 @@ fn devices_are_found_by_uuid() {
     assert_eq!(fake.retained(0) + fake.retained(1), 0);
 }
 
+/// The caller's memory may go once the call has returned, also with an error.
+#[test]
+fn copies_are_over_when_waiting_for_them_failed() {
+    let Some(fake) = Fake::new(&[]) else { return };
+    let driver = fake.open(0);
+    let block = driver.allocate(MIB2).unwrap();
+    // SAFETY: the block is ours, and the fill is over when this returns.
+    unsafe { driver.fill(block, 7, 8, None) }.unwrap();
+    for times in [1, 2] {
+        fake.set("fake_fail_waits", times);
+        let mut back = [0; 8];
+        // SAFETY: both sides are alive.
+        let error = unsafe { driver.copy_out(back.as_mut_ptr(), block, 8, None) }.unwrap_err();
+        assert_eq!((error.code(), back), (Some(999), [7; 8]), "{error}");
+    }
+    // SAFETY: nothing uses it.
+    unsafe { driver.free(block, MIB2) }.unwrap();
+}
+
 #[test]
 fn only_on_volta_kernels_are_not_mapped_beside() {
     for (major, minor, beside) in [(6, 1, true), (7, 0, false), (7, 2, false), (7, 5, true), (9, 0, true)] {
