@@ -4,7 +4,7 @@
 # Packages are unpacked into a temporary folder: nothing is installed, and nobody has to be root. HIP 5.2.3 unless others
 # are named: `REAL_HIP='5.2.3 5.7.1 6.4.3 7.2.4' ci/real-hip.sh`. Each takes some 400 MB while it is looked at.
 #
-# With REAL_HIP_STUB=1 the runtimes that have virtual memory (6.4.3 and 7.2.4) also run on cards that `real-hip/fake-hsa`
+# What cannot be had is skipped, and an error with REAL_HIP_REQUIRE=1. With REAL_HIP_STUB=1 the runtimes that have virtual memory (6.4.3 and 7.2.4) also run on cards that `real-hip/fake-hsa`
 # pretends beneath them, and the crate's promises with them: all of it but AMD's own HIP runtime is pretended then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,13 +18,14 @@ keys=/usr/share/keyrings/debian-archive-keyring.gpg
 # What the doctor is to say: the version, as the runtime itself gives it, and the library's path are filled in.
 no_device='hip:0: none, HIP runtime %s (%s) shows this process no device;'
 
-skipped() { echo "skipped: $*"; }
+missing=0
+skipped() { echo "skipped: $*"; missing=${REAL_HIP_REQUIRE:-0}; }
 for needed in apt-get dpkg-deb cc; do
-    command -v $needed >/dev/null || { skipped "$needed is not here"; exit; }
+    command -v $needed >/dev/null || { skipped "$needed is not here"; exit $missing; }
 done
-[[ -n $debian ]] || { skipped "this machine's packages are not Debian's"; exit; }
-[[ -r $keys ]] || { skipped "Debian's keys are not here (package debian-archive-keyring)"; exit; }
-[[ $(uname -m) == x86_64 ]] || { skipped "Debian has no HIP for $(uname -m)"; exit; }
+[[ -n $debian ]] || { skipped "this machine's packages are not Debian's"; exit $missing; }
+[[ -r $keys ]] || { skipped "Debian's keys are not here (package debian-archive-keyring)"; exit $missing; }
+[[ $(uname -m) == x86_64 ]] || { skipped "Debian has no HIP for $(uname -m)"; exit $missing; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -152,4 +153,4 @@ for version in ${REAL_HIP:-5.2.3}; do
     fi
     rm -rf "$root"
 done
-exit $broken
+exit $((broken | missing))

@@ -85,6 +85,8 @@ fn proofs() -> Vec<Proof> {
             "more is said to be free than there is",
             graphics,
         ),
+        proof(Q::MovedMemory, || Child::of("7.14.1"), "is not told", |hip| told(hip, "memory that the kernel moves")),
+        proof(Q::LostFiles, || Child::of("7.2.4"), "is not told", |hip| told(hip, "an open file may be lost")),
         proof(Q::AnyFailureIsOutOfMemory, || Child::of("7.14.1").under(&["-n 64"]), "OutOfMemory", out_of_files),
     ]
 }
@@ -134,6 +136,12 @@ fn off(hip: HipOptions, text: &str) {
     let device = open(hip, options());
     let reason = device.verdict().reason().map_or("virtual memory is on".to_owned(), ToString::to_string);
     assert!(reason.contains(text), "{reason}");
+}
+
+/// Of what cannot be treated, whoever asks is told.
+fn told(hip: HipOptions, text: &str) {
+    let driver = HipDriver::open_with(0, hip).unwrap();
+    assert!(driver.info().known_faults.iter().any(|fault| fault.what.starts_with(text)), "{text} is not told");
 }
 
 fn virtual_memory_works(hip: HipOptions) {

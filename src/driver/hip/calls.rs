@@ -131,6 +131,7 @@ unsafe impl Driver for HipDriver {
     }
 
     fn support(&self) -> DriverResult<()> {
+        self.check_process(Call::Support)?;
         self.vmm(Call::Support)?;
         match self.hip.attribute(self.device, ffi::hipDeviceAttributeVirtualMemoryManagementSupported) {
             Ok(0) => Err(DriverError::new(Call::Support, DriverErrorKind::NotSupported).with_detail(

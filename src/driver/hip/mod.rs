@@ -10,13 +10,15 @@
 //!   [table](quirks::TABLE) says which, and what is done about them; [`HipDriver::rows`] gives those in force. Before 6.1
 //!   memory is allocated in one piece.
 //! * **The check.** No row is taken for the whole truth: the start-up check goes through a full life cycle on every
-//!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are the releases before 7.14, are off
+//!   device, under a watchdog. Runtimes that recommend a granularity below 2 MiB, which are the releases before 7.11, are off
 //!   unless [`Granularity::AtLeast2MiB`](crate::Granularity::AtLeast2MiB) lets the rest of the check decide.
 //! * **Waiting.** Since 7.14 unmapping waits for all streams of every device that has access, before that mapping and
 //!   unmapping wait for the null stream; and one thread of the process does so at a time. So nothing that a callback on a
 //!   stream or a kernel waits for may grow or shrink a buffer, and while a kernel runs that does not end, nothing is
 //!   unmapped: other threads' calls fail after a minute. Opening the first device starts the runtime, and what
 //!   comes of it is kept for the process; starting and opening are under a watchdog too.
+//! * **A call that hangs** takes its thread with it, and nobody else: the check gives up and virtual memory is off, opening
+//!   fails, and calls that would hang behind it (which plain allocations do) fail with an error.
 //! * **The device.** Each call makes its device current and leaves the caller's as it was; any thread may call.
 //! * **Copies without a stream** run on a stream of this driver's own and are over when the call returns. They do not
 //!   wait for other streams, not even the null one: wait first for work that writes what is copied.

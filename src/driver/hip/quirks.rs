@@ -57,6 +57,10 @@ pub enum Quirk {
     FileForAccess,
     /// Free memory is over-reported.
     FreeIgnoresGraphics,
+    /// Memory that the kernel moves is lost to the device.
+    MovedMemory,
+    /// Open files are lost as memory is unmapped.
+    LostFiles,
     /// Any failure of creating is called out of memory.
     AnyFailureIsOutOfMemory,
 }
@@ -228,7 +232,7 @@ pub const TABLE: &[Row] = &[
         SINCE_6_1,
         "granting a peer access after the owner has it corrupts the mapping",
         "peers get access first, the owner last",
-        "openxla/xla#46576, on 7.14; not known to be fixed, and no harm on others",
+        "openxla/xla#46576, on 7.14; rocm-systems#9908 mends it, and it does no harm on others",
     ),
     Row {
         gfx: Some("gfx120"),
@@ -237,7 +241,7 @@ pub const TABLE: &[Row] = &[
             EVER,
             "for a millisecond or two after mapping, reads give zeros and writes are lost",
             "2.5 ms are waited after each mapping",
-            "ROCm/rocm-systems#11693, legacy-rocm-build#6603; 7.2.1 and 7.14",
+            "ROCm/rocm-systems#11693; 7.2.1 and 7.14",
         )
     },
     row(
@@ -267,7 +271,7 @@ pub const TABLE: &[Row] = &[
         Versions((7, 14), None),
         "granting access to an imported handle fails once the file it came from is closed",
         "a duplicate of the file stays open as long as the handle",
-        "ROCm/rocm-systems#8304 and #8440",
+        "ROCm/rocm-systems#8440",
     ),
     row(
         Quirk::FreeIgnoresGraphics,
@@ -275,6 +279,20 @@ pub const TABLE: &[Row] = &[
         "free memory leaves out what graphics hold, and over-reports by gigabytes on a desktop",
         "the kernel's figure is taken where it is lower and of the same card",
         "llama.cpp#24906, ROCm/rocm-systems#7993",
+    ),
+    row(
+        Quirk::MovedMemory,
+        Versions((7, 14), Some((7, 16))),
+        "memory that the kernel moves, where the card is short of it or a peer asks for it, may read as zeros afterwards",
+        "it is said; nothing can be done from here but to leave some of the card's memory free",
+        "ROCm/rocm-systems#9908, merged in August 2026: whether 10.0 has it is not known; legacy-rocm-build#6603",
+    ),
+    row(
+        Quirk::LostFiles,
+        Versions((7, 1), Some((7, 13))),
+        "an open file may be lost each time something is unmapped",
+        "it is said; a call that finds no file left says that, and large chunks take few calls",
+        "ROCm/mori#455 and miles#1680, up to 7.2.4; fixed by rocm-systems#4363",
     ),
     row(
         Quirk::AnyFailureIsOutOfMemory,
@@ -477,6 +495,8 @@ mod tests {
             (Quirk::LateRelease, "..########..........."),
             (Quirk::FileForAccess, "................#####"),
             (Quirk::FreeIgnoresGraphics, "#####################"),
+            (Quirk::MovedMemory, "................##..."),
+            (Quirk::LostFiles, "...........####......"),
             (Quirk::AnyFailureIsOutOfMemory, "..###################"),
         ];
         for (quirk, versions) in expected {

@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use libloading::os::unix::{Library, RTLD_LAZY};
+
 use super::error::HipOpenError;
 
 /// Names the library to open instead of those of the usual places.
@@ -68,11 +70,18 @@ impl Copy {
     fn is_named(&self, name: &Path) -> bool {
         if name.components().count() == 1 {
             let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-            return file.starts_with(&*name.to_string_lossy());
+            return file.starts_with(&*name.to_string_lossy()) || is_loaded(name);
         }
         let id = |path| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
         self.path == name || id(&*self.path).zip(id(name)).is_some_and(|(a, b)| a == b)
     }
+}
+
+/// Whether the linker knows a loaded library by this name, which may not be that of its file: wheels have the plain one
+/// for `libamdhip64.so.7`.
+fn is_loaded(name: &Path) -> bool {
+    // SAFETY: with this flag nothing is loaded, so no initialiser runs.
+    unsafe { Library::open(Some(name), RTLD_LAZY | libc::RTLD_NOLOAD) }.is_ok()
 }
 
 /// The copies of the runtime in this process.
@@ -178,6 +187,8 @@ mod tests {
         for named in [None, Some(&*path(&first)), Some("libamdhip64.so.6"), Some("libamdhip64.so")] {
             assert_eq!(chosen(named, one).unwrap(), [first.path.as_os_str()], "{named:?}");
         }
+        // The linker is asked: this is loaded, whatever its file is called.
+        assert_eq!(chosen(Some("libc.so.6"), one).unwrap(), [first.path.as_os_str()]);
         let refused = [
             chosen(None, &[first.clone(), second.clone()]),
             chosen(Some(&path(&second)), one),
