@@ -160,7 +160,7 @@ impl SetSlot {
                 if result.is_ok() {
                     self.policy = reserve.policy();
                 }
-                Done::of(result, true).which(Effect::Flushes)
+                Done::of(result, true).which(Effect::FlushesEach)
             }
         };
         if !env.control.strikes().is_empty() {

@@ -64,6 +64,8 @@ pub(crate) enum Effect {
     Empties,
     /// Less ahead, and nothing else.
     Flushes,
+    /// The same for each member of a set by itself: those before the one that failed have done it.
+    FlushesEach,
 }
 
 impl Done {
@@ -466,6 +468,11 @@ fn check_failed(was: &Seen, is: &Seen, error: &Error, effect: Effect) {
             assert!(is.len == was.len.min(is.capacity) && is.committed <= was.committed, "{was:?} {is:?}");
         }
         (Effect::Empties, _) => assert!(is.len <= was.len && is.committed <= was.committed, "{was:?} {is:?}"),
+        (Effect::FlushesEach, _) => {
+            let kept = Seen { committed: was.committed, capacity: was.capacity, ..*is };
+            // What is ahead in a chunk that is in use becomes the buffer's.
+            assert_eq!(was, &kept, "it failed, and changed more than what is ahead");
+        }
         _ => assert_eq!(was, is, "it failed, and changed a buffer"),
     }
 }
