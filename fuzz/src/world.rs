@@ -350,7 +350,7 @@ impl World {
         self.check_accounts(&seen);
         if let (Some(was), Some((_, done)), Some(error)) = (&before.snapshot, step, error) {
             let undone = !strikes.iter().any(spoils) && !matches!(error, Error::Rollback { .. });
-            if undone && done.effect != Effect::Empties {
+            if undone && !matches!(done.effect, Effect::Empties | Effect::FlushesEach) {
                 // Runs before the one that failed are done, and their chunks are with the driver.
                 let gathers = step.is_some_and(|(op, _)| matches!(op, Op::Buffer(_, BufferOp::Coalesce(_))));
                 self.check_failure(was, error, strikes, gathers);
