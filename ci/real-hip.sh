@@ -4,8 +4,9 @@
 # Packages are unpacked into a temporary folder: nothing is installed, and nobody has to be root. HIP 5.2.3 unless others
 # are named: `REAL_HIP='5.2.3 5.7.1 6.4.3 7.2.4' ci/real-hip.sh`. Each takes some 400 MB while it is looked at.
 #
-# What cannot be had is skipped, and an error with REAL_HIP_REQUIRE=1. With REAL_HIP_STUB=1 the runtimes that have virtual memory (6.4.3 and 7.2.4) also run on cards that `real-hip/fake-hsa`
-# pretends beneath them, and the crate's promises with them: all of it but AMD's own HIP runtime is pretended then.
+# What cannot be had is skipped, and an error with REAL_HIP_REQUIRE=1. With REAL_HIP_STUB=1 the runtimes that have virtual
+# memory (6.4.3 and 7.2.4) also run on cards that `real-hip/fake-hsa` pretends beneath them, and the crate's promises with
+# them: all of it but AMD's own HIP runtime is pretended then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

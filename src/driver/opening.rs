@@ -2,8 +2,10 @@
 //! own with it and not the program.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::OnceLock;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -16,7 +18,11 @@ use crate::sys::fork::PerProcess;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The openings of one driver that nobody waits for any more.
-pub(crate) struct Openings(PerProcess<Mutex<Vec<GivenUp>>>);
+pub(crate) struct Openings {
+    given_up: PerProcess<Mutex<Vec<GivenUp>>>,
+    /// The process that began to start the driver; 0 before.
+    begun_by: AtomicU32,
+}
 
 /// One that did not return in time and is still under way.
 #[derive(Debug)]
@@ -58,7 +64,27 @@ impl fmt::Display for Unopened {
 
 impl Openings {
     pub(crate) const fn new() -> Self {
-        Self(PerProcess::new())
+        Self { given_up: PerProcess::new(), begun_by: AtomicU32::new(0) }
+    }
+
+    /// The driver, which `load` starts at the first call; what came of that is `kept`. A process that was forked from the one
+    /// which began to gets `forked` where it is not known yet: it would wait for what only its parent does.
+    pub(crate) fn start<T: Send + Sync, E: Clone + From<Unopened> + Send + Sync>(
+        &'static self,
+        kept: &'static OnceLock<Result<T, E>>,
+        patience: Duration,
+        load: fn() -> Result<T, E>,
+        forked: E,
+    ) -> Result<&'static T, E> {
+        let start = move || kept.get_or_init(load).as_ref().map_err(Clone::clone);
+        if kept.get().is_some() {
+            return start();
+        }
+        let me = std::process::id();
+        match self.begun_by.compare_exchange(0, me, Relaxed, Relaxed) {
+            Err(other) if other != me => Err(forked),
+            _ => self.watch(None, patience, start),
+        }
     }
 
     /// Does `work`, which opens `device` or all of the driver, and waits for it no longer than `patience`. What hangs
@@ -70,7 +96,7 @@ impl Openings {
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
         let since = Instant::now();
-        let given_up = self.0.get_or(Mutex::default);
+        let given_up = self.given_up.get_or(Mutex::default);
         let hangs = |one: &&GivenUp| one.device.is_none() || one.device == device;
         if let Some(one) = given_up.lock().iter().find(hangs) {
             return Err(Unopened::Hangs { waited: one.since.elapsed() }.into());

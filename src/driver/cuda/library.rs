@@ -120,11 +120,8 @@ impl Cuda {
     /// is kept.
     pub(super) fn get(patience: Duration) -> Result<&'static Self, CudaOpenError> {
         static CUDA: OnceLock<Result<Cuda, CudaOpenError>> = OnceLock::new();
-        let start = || CUDA.get_or_init(|| Self::load(&library_names())).as_ref().map_err(Clone::clone);
-        let cuda = match CUDA.get() {
-            Some(_) => start()?,
-            None => OPENINGS.watch(None, patience, start)?,
-        };
+        let load = || Self::load(&library_names());
+        let cuda = OPENINGS.start(&CUDA, patience, load, CudaOpenError::Forked)?;
         if cuda.process == std::process::id() { Ok(cuda) } else { Err(CudaOpenError::Forked) }
     }
 

@@ -1,7 +1,6 @@
 //! The HIP runtime's library: which functions are called, and opening it once.
 
 use core::ffi::{c_char, c_void};
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::time::Duration;
 use std::ffi::OsString;
 use std::sync::OnceLock;
@@ -125,17 +124,8 @@ impl Hip {
     /// is kept.
     pub(super) fn get(patience: Duration) -> Result<&'static Self, HipOpenError> {
         static HIP: OnceLock<Result<Hip, HipOpenError>> = OnceLock::new();
-        let start = || HIP.get_or_init(|| Self::load(&search::candidates()?)).as_ref().map_err(Clone::clone);
-        /// The process that began to; 0 before.
-        static BY: AtomicU32 = AtomicU32::new(0);
-        let hip = match HIP.get() {
-            Some(_) => start()?,
-            // Of a process that was forked meanwhile the runtime is as little as one that had started.
-            None => match BY.compare_exchange(0, std::process::id(), Relaxed, Relaxed) {
-                Err(by) if by != std::process::id() => return Err(HipOpenError::Forked),
-                _ => OPENINGS.watch(None, patience, start)?,
-            },
-        };
+        let load = || Self::load(&search::candidates()?);
+        let hip = OPENINGS.start(&HIP, patience, load, HipOpenError::Forked)?;
         if hip.process != std::process::id() {
             return Err(HipOpenError::Forked);
         }

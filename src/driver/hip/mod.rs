@@ -30,6 +30,7 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
+use crate::card::{is_gone, twice};
 use crate::driver::opening;
 use crate::driver::pins::Pins;
 use crate::driver::{
@@ -379,10 +380,9 @@ impl Drop for HipDriver {
                 check(unsafe { (core.hipStreamDestroy)(self.copies.0) })
             })
         };
-        let gone =
-            |error: &DriverError| matches!(error.kind(), DriverErrorKind::ShutDown | DriverErrorKind::DeviceLost);
-        let destroyed = destroy().or_else(|error| if gone(&error) { Ok(()) } else { destroy() });
-        if let Err(error) = destroyed {
+        if let Err(error) = twice(destroy)
+            && !is_gone(&error)
+        {
             tracing::debug!(device = %self.info.id(), %error, "the stream for copies could not be destroyed");
         }
     }

@@ -31,6 +31,18 @@ fn one_that_does_not_start() {
         assert!(hangs(Cuda::get(SHORT)));
         // And is not asked again, or this would take minutes.
         assert!(hangs(CudaDriver::open(0)) && hangs(CudaDriver::open_uuid([1; 16])) && hangs(CudaDriver::count()));
+        // Nor does a child wait for what its parent began.
+        // SAFETY: the child uses this crate and the allocator, which the C library makes fit for it, and leaves.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let told = matches!(CudaDriver::open(0), Err(CudaOpenError::Forked));
+            // SAFETY: it ends the process, which is what a forked child does.
+            unsafe { libc::_exit(i32::from(!told)) };
+        }
+        let mut status = -1;
+        // SAFETY: the pointer is valid for the write.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     });
 }
 
